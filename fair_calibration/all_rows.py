@@ -1,0 +1,173 @@
+"""The fast path for mean pooling: every row calibrated in one pass over the keys, basket by basket.
+
+Attention restricted to basket b gives an output and a log-sum-exp; the plain output is the baskets' outputs weighted by the
+softmax of the log-sum-exps. With other weights the same sum is the calibrated output, and no L x L matrix exists.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fair_calibration.baskets import Baskets
+from fair_calibration.bias import AttentionBias
+from fair_calibration.config import FairConfig
+from fair_calibration.kernels import attend_with_lse, expand_heads, select_kernel
+from fair_calibration.shares import MASKED, blended_shares
+
+_BLOCK_BYTES = 8 * 2**20  # of basket outputs held at once: few enough to stay in cache
+
+
+def calibrate_all_rows(
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: AttentionBias,
+    baskets: Baskets,
+    *,
+    scale: float,
+    config: FairConfig,
+    strength: float,
+) -> None:
+    """Overwrites every valid row of every calibrated sequence in ``output`` with its calibrated one.
+
+    Args:
+        output: (B, L, H, D_v), changed in place.
+        query: (B, H, L, D).
+        key: (B, H_kv, L, D).
+        value: (B, H_kv, L, D_v).
+        bias: The call's masks and biases.
+        baskets: The batch's geometry, on the same device.
+        scale: What the products of query and key are multiplied by.
+        config: A resolved config.
+        strength: In [0, 1].
+    """
+    n_sequences, n_heads, length, _ = query.shape
+    if query.device.type == "cpu":
+        # One sequence at a time: no padding is computed, and a basket is a slice of the keys.
+        groups = [slice(i, i + 1) for i, calibrated in enumerate(baskets.is_calibrated) if calibrated]
+    else:
+        # All at once: many small launches would cost more than the padding does.
+        groups = [slice(0, n_sequences)]
+    rows_per_block = max(1, _BLOCK_BYTES // (n_heads * value.shape[-1] * 4 * baskets.n_baskets))
+    for group in groups:
+        first, stop = baskets.valid[group.start] if group.stop - group.start == 1 else (0, length)
+        keys = _basket_keys(baskets, group)
+        for start in range(first, stop, rows_per_block):
+            rows = slice(start, min(start + rows_per_block, stop))
+            block = _calibrated_block(
+                query, key, value, bias, baskets, group, rows, keys, scale=scale, config=config, strength=strength
+            )
+            block = block.transpose(1, 2).to(output.dtype)  # (b, l, H, D_v)
+            calibrated = baskets.calibrated[group, None, None, None]
+            output[group, rows] = torch.where(calibrated, block, output[group, rows])
+
+
+def _basket_keys(baskets: Baskets, group: slice) -> list[slice] | list[Tensor]:
+    """Returns the keys of each basket: slices where one sequence's content stands together, else positions (b, S)."""
+    size = baskets.basket_size
+    content = baskets.content[group.start]
+    if group.stop - group.start == 1 and content is not None:
+        first, stop = content
+        return [slice(start, min(start + size, stop)) for start in range(first, stop, size)]
+    return [baskets.slots[group, n * size : (n + 1) * size] for n in range(baskets.n_baskets)]
+
+
+def _calibrated_block(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: AttentionBias,
+    baskets: Baskets,
+    group: slice,
+    rows: slice,
+    basket_keys: list[slice] | list[Tensor],
+    *,
+    scale: float,
+    config: FairConfig,
+    strength: float,
+) -> Tensor:
+    """Returns the calibrated output of some rows of some sequences, (b, H, l, D_v)."""
+    device, kernel = query.device, select_kernel(query, value)
+    block_query, group_key, group_value = query[group, :, rows], key[group], value[group]
+    outputs: list[Tensor] = []
+    lse: list[Tensor] = []
+    sizes: list[Tensor] = []  # (b or 1, H or 1, l or 1): the keys of the basket that each row sees
+    for n, keys in enumerate(basket_keys):
+        added, visible = bias.block(group, rows, keys, device)
+        if isinstance(keys, slice):
+            size = torch.full((1, 1, 1), keys.stop - keys.start, device=device)
+        else:
+            filled = baskets.filled[group, n * baskets.basket_size : (n + 1) * baskets.basket_size][:, None, None]
+            visible = filled if visible is None else visible & filled
+        if visible is not None:
+            size = visible.sum(-1)
+            if device.type == "cpu":  # elsewhere looking would wait for the device
+                if not visible.any():
+                    continue  # behind the rows' window or in their future
+                visible = None if visible.all() else visible
+        basket_output, basket_lse = attend_with_lse(
+            block_query,
+            _take_keys(group_key, keys),
+            _take_keys(group_value, keys),
+            bias=added,
+            visible=visible,
+            scale=scale,
+            kernel=kernel,
+        )
+        outputs.append(basket_output)
+        lse.append(basket_lse)
+        sizes.append(size)
+
+    isolated = baskets.isolated[group]
+    isolated_value = expand_heads(_take_keys(group_value, isolated), query.shape[1])
+    isolated_logits, isolated_visible = _isolated_logits(block_query, group_key, bias, baskets, group, rows, scale)
+    if outputs:
+        basket_lse_all = torch.stack(lse, -1)  # (b, H, l, N)
+        basket_sizes = torch.stack(torch.broadcast_tensors(*sizes), -1)
+    else:
+        basket_lse_all = isolated_logits[..., :0]
+        basket_sizes = torch.zeros(1, 1, 1, 0, dtype=torch.int64, device=device)
+    shares = blended_shares(
+        basket_lse_all,
+        isolated_logits,
+        basket_sizes,
+        isolated_visible,
+        n_kept=baskets.n_kept,
+        config=config,
+        strength=strength,
+    )
+    result = shares.isolated @ isolated_value.float()
+    for n, basket_output in enumerate(outputs):
+        result = result.addcmul(basket_output, shares.baskets[..., n, None])
+    return result
+
+
+def _isolated_logits(
+    query: Tensor,
+    key: Tensor,
+    bias: AttentionBias,
+    baskets: Baskets,
+    group: slice,
+    rows: slice,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Returns the logits of the isolated tokens, float32 (b, H, l, I), and which of them each row sees."""
+    isolated = baskets.isolated[group]
+    isolated_key = expand_heads(_take_keys(key, isolated), query.shape[1])
+    logits = query.float() @ isolated_key.float().transpose(-1, -2) * scale
+    added, visible = bias.block(group, rows, isolated, query.device)
+    filled = baskets.isolated_filled[group][:, None, None]
+    visible = filled if visible is None else visible & filled
+    if added is not None:
+        logits = logits + added
+    return torch.where(visible, logits, MASKED), visible
+
+
+def _take_keys(tensor: Tensor, keys: slice | Tensor) -> Tensor:
+    """Takes keys or values (b, H_kv, K, D) of a basket: a slice of them, or by positions (b, n)."""
+    if isinstance(keys, slice):
+        return tensor[:, :, keys]
+    index = keys[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3])
+    return tensor.gather(2, index)

@@ -1,0 +1,145 @@
+"""Which tokens of a batch are content, which basket each is in, and which row is pooled: geometry from the mask alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from fair_calibration.config import FairConfig
+
+
+@dataclass(frozen=True)
+class Baskets:
+    """The baskets of one batch of B sequences padded to K keys, N baskets of S tokens at most, I isolated tokens.
+
+    Attributes:
+        slots: int64 (B, N * S), the key position of every place in every basket; 0 where the place is empty.
+        filled: bool (B, N * S), which places hold a token.
+        isolated: int64 (B, I), the positions of the tokens outside the baskets; 0 where there is none.
+        isolated_filled: bool (B, I), which of them exist.
+        n_kept: How many of the I, the last ones, keep their own mass whatever the config says (an excluded prompt's).
+        segment_of_key: int64 (B, K): n for a token of basket n, N + i for isolated token i, N + I for padding.
+        pooled: int64 (B,), the row that is pooled, for cls and last pooling.
+        calibrated: bool (B,), False where a sequence has too little content and stays as it is.
+        is_calibrated: The same as a tuple, for decisions that must not wait for the device.
+        valid: For every sequence the range (first, last + 1) of its valid positions.
+        content: For every sequence the range of its content, or None where other positions stand in between.
+        basket_size: S.
+    """
+
+    slots: Tensor
+    filled: Tensor
+    isolated: Tensor
+    isolated_filled: Tensor
+    n_kept: int
+    segment_of_key: Tensor
+    pooled: Tensor
+    calibrated: Tensor
+    is_calibrated: tuple[bool, ...]
+    valid: tuple[tuple[int, int], ...]
+    content: tuple[tuple[int, int] | None, ...]
+    basket_size: int
+
+    @property
+    def n_baskets(self) -> int:
+        """N, the most baskets that a sequence of the batch has."""
+        return self.slots.shape[1] // self.basket_size
+
+    def to(self, device: torch.device) -> Baskets:
+        """Returns the baskets with their tensors on ``device``."""
+        tensors = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **tensors)
+
+
+def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: int = 0) -> Baskets:
+    """Cuts the content of every sequence into consecutive baskets, the last one taking the remainder.
+
+    Args:
+        attention_mask: (B, K), nonzero for valid tokens; padding may stand on either side.
+        config: A resolved config (`FairConfig.resolve`).
+        prompt_length: The number of leading tokens, BOS included, that pooling excludes. They are no content and keep
+            their own mass.
+
+    Returns:
+        The baskets, on the CPU.
+
+    Raises:
+        ValueError: The mask is not (B, K), or the config is not resolved.
+    """
+    if attention_mask.ndim != 2:
+        raise ValueError(f"attention_mask: expected shape (batch, length), got {tuple(attention_mask.shape)}")
+    if config.pooling == "auto" or config.isolate == "auto":
+        raise ValueError("config: 'auto' settings must be resolved first, with FairConfig.resolve(pooling)")
+    valid = attention_mask.detach().to("cpu").bool()
+    n_sequences, length = valid.shape
+    rank = valid.cumsum(1) - 1  # of a valid token among the valid tokens of its sequence
+    n_valid = valid.sum(1)
+    first_rank = 0
+    if config.pooling == "cls" and prompt_length:
+        first_rank = prompt_length  # pooling takes the first token behind the prompt
+    is_bos = valid & (rank == first_rank)
+    is_eos = valid & (rank == n_valid[:, None] - 1) & (rank > first_rank)
+    groups: list[Tensor] = []
+    if config.isolate in ("bos", "bos_eos"):
+        groups.append(is_bos)
+    if config.isolate == "bos_eos":
+        groups.append(is_eos)
+    outside = torch.stack(groups).any(0) if groups else torch.zeros_like(valid)
+    is_prompt = valid & (rank < prompt_length) & ~outside
+    content = valid & ~outside & ~is_prompt
+
+    n_content = content.sum(1)
+    size = config.basket_size
+    n_baskets = max(1, -(-int(n_content.max()) // size)) if n_sequences else 1
+    slots = torch.zeros(n_sequences, n_baskets * size, dtype=torch.int64)
+    filled = torch.zeros(n_sequences, n_baskets * size, dtype=torch.bool)
+    sequence, position = content.nonzero(as_tuple=True)
+    place = (content.cumsum(1) - 1)[sequence, position]
+    slots[sequence, place] = position
+    filled[sequence, place] = True
+
+    for i in range(prompt_length):
+        groups.append(is_prompt & (rank == i))
+    if groups:
+        stacked = torch.stack(groups, dim=1)  # (B, I, K)
+        isolated_filled = stacked.any(-1)
+        isolated = stacked.to(torch.uint8).argmax(-1)
+    else:
+        isolated_filled = torch.zeros(n_sequences, 0, dtype=torch.bool)
+        isolated = torch.zeros(n_sequences, 0, dtype=torch.int64)
+
+    segment = torch.full((n_sequences, length), n_baskets + len(groups), dtype=torch.int64)
+    segment[sequence, position] = place // size
+    for i, group in enumerate(groups):
+        segment[group] = n_baskets + i
+
+    valid_ranges, content_ranges = _ranges(valid), _ranges(content)
+    last = torch.tensor([stop - 1 for _, stop in valid_ranges], dtype=torch.int64).clamp(min=0)
+    calibrated = n_content >= config.min_content_tokens
+    return Baskets(
+        slots=slots,
+        filled=filled,
+        isolated=isolated,
+        isolated_filled=isolated_filled,
+        n_kept=prompt_length,
+        segment_of_key=segment,
+        pooled=is_bos.to(torch.uint8).argmax(1) if config.pooling == "cls" else last,
+        calibrated=calibrated,
+        is_calibrated=tuple(calibrated.tolist()),
+        valid=valid_ranges,
+        content=tuple(
+            (start, stop) if stop - start == n else None
+            for (start, stop), n in zip(content_ranges, n_content.tolist(), strict=True)
+        ),
+        basket_size=size,
+    )
+
+
+def _ranges(mask: Tensor) -> tuple[tuple[int, int], ...]:
+    """Returns (first, last + 1) of the true positions of every row, (0, 0) where there is none."""
+    positions = torch.arange(mask.shape[1])
+    first = torch.where(mask, positions, mask.shape[1]).amin(1)
+    stop = torch.where(mask, positions + 1, 0).amax(1)
+    return tuple((min(a, b), b) for a, b in zip(first.tolist(), stop.tolist(), strict=True))

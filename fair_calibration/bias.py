@@ -1,0 +1,93 @@
+"""What is added to the attention logits and which keys a row may see, read in small blocks and never as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionBias:
+    """The masks and biases of one attention call, as transformers passes them.
+
+    Attributes:
+        mask: (B or 1, H or 1, L or 1, K): bool, True where a key may be seen, or additive, with -inf or the dtype's
+            minimum where it may not; None for no mask.
+        position_bias: Additive, broadcastable to (B, H, L, K), or None.
+        causal: Whether row i sees the keys up to i only (transformers leaves ``mask`` out then).
+    """
+
+    mask: Tensor | None
+    position_bias: Tensor | None
+    causal: bool
+
+    def block(
+        self, sequences: slice, rows: slice, keys: Tensor | slice, device: torch.device
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Reads the block of some rows and keys of some consecutive sequences.
+
+        Args:
+            sequences: Which sequences, b of them.
+            rows: Which rows, l of them, with explicit start and stop.
+            keys: Which keys: a slice of n with explicit start and stop, or int64 (b, n).
+            device: Where the attention runs.
+
+        Returns:
+            The additive bias (float32) and the visibility (bool), each broadcastable to (b, H, l, n), or None for 'no
+            bias' and 'everything is seen'. Invisible keys are to be read off the visibility alone.
+        """
+        mask = None if self.mask is None else _take(self.mask, sequences, rows, keys)
+        position_bias = None if self.position_bias is None else _take(self.position_bias, sequences, rows, keys)
+        seen = None
+        if self.causal:
+            row_positions = torch.arange(rows.start, rows.stop, device=device)[:, None]
+            if isinstance(keys, slice):
+                seen = (torch.arange(keys.start, keys.stop, device=device) <= row_positions)[None, None]
+            else:
+                seen = keys[:, None, None, :] <= row_positions
+        return _merge(mask, position_bias, seen)
+
+    def rows(self, rows: Tensor, n_keys: int) -> tuple[Tensor | None, Tensor | None]:
+        """Reads one row of every sequence: ``rows`` is int64 (B,). Returns as `block` does, for (B, H, K)."""
+        mask = None if self.mask is None else _take_rows(self.mask, rows)
+        position_bias = None if self.position_bias is None else _take_rows(self.position_bias, rows)
+        seen = None
+        if self.causal:
+            seen = (torch.arange(n_keys, device=rows.device) <= rows[:, None])[:, None]
+        return _merge(mask, position_bias, seen)
+
+
+def _merge(
+    mask: Tensor | None, position_bias: Tensor | None, seen: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    bias = None if position_bias is None else position_bias.float()
+    visible = seen
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask_visible = mask
+        else:
+            # A minimum plus any real bias stays below half the minimum, and real biases stay far above it.
+            mask_visible = mask > torch.finfo(mask.dtype).min / 2
+            bias = mask.float() if bias is None else bias + mask.float()
+        visible = mask_visible if visible is None else visible & mask_visible
+    return bias, visible
+
+
+def _take(tensor: Tensor, sequences: slice, rows: slice, keys: Tensor | slice) -> Tensor:
+    if tensor.shape[0] > 1:
+        tensor = tensor[sequences]
+    if tensor.shape[2] > 1:
+        tensor = tensor[:, :, rows]
+    if isinstance(keys, slice):
+        return tensor[..., keys]
+    _, n_heads, n_rows, _ = tensor.shape
+    index = keys[:, None, None, :].expand(-1, n_heads, n_rows, -1)
+    return tensor.expand(keys.shape[0], -1, -1, -1).gather(3, index)
+
+
+def _take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    if tensor.shape[2] == 1:
+        return tensor[:, :, 0]
+    return tensor.expand(rows.shape[0], -1, -1, -1)[torch.arange(rows.shape[0], device=rows.device), :, rows]

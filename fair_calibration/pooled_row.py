@@ -1,0 +1,121 @@
+"""The fast path for cls and last-token pooling: recompute the pooled token's one row, O(L), and blend it in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fair_calibration.baskets import Baskets
+from fair_calibration.bias import AttentionBias
+from fair_calibration.config import FairConfig
+from fair_calibration.shares import MASKED, blended_shares
+
+_STEP_BYTES = 64 * 2**20  # of float32 keys or values at once, on devices where many small steps cost more than memory
+
+
+def calibrate_pooled_row(
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: AttentionBias,
+    baskets: Baskets,
+    *,
+    scale: float,
+    config: FairConfig,
+    strength: float,
+) -> None:
+    """Overwrites the pooled row of every calibrated sequence in ``output`` with its calibrated one.
+
+    Beside the plain attention this takes B x H x K logits in float32; no L x L matrix exists.
+
+    Args:
+        output: (B, L, H, D_v), the plain attention's output, changed in place.
+        query: (B, H, L, D).
+        key: (B, H_kv, K, D).
+        value: (B, H_kv, K, D_v).
+        bias: The call's masks and biases.
+        baskets: The batch's geometry, on the same device.
+        scale: What the products of query and key are multiplied by.
+        config: A resolved config.
+        strength: In [0, 1].
+    """
+    n_sequences, n_heads = query.shape[:2]
+    sequences = torch.arange(n_sequences, device=query.device)
+    query_row = query[sequences, :, baskets.pooled]  # (B, H, D)
+    row_bias, visible = bias.rows(baskets.pooled, key.shape[2])
+    in_sequence = (baskets.segment_of_key < baskets.n_baskets + baskets.isolated.shape[1])[:, None]
+    visible = in_sequence if visible is None else visible & in_sequence  # (B, 1 or H, K)
+
+    logits = _row_logits(query_row, key, scale)  # (B, H, K)
+    if row_bias is not None:
+        logits += row_bias
+    logits.masked_fill_(~visible, MASKED)
+    weights = _weights(logits, visible, baskets, config, strength).to(logits.dtype)
+    row = _weighted_values(weights, value)  # (B, H, D_v)
+    plain = output[sequences, baskets.pooled]
+    output[sequences, baskets.pooled] = torch.where(baskets.calibrated[:, None, None], row.to(output.dtype), plain)
+
+
+def _weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConfig, strength: float) -> Tensor:
+    """Turns the logits of one row per sequence, float32 (B, H, K), into its blended attention weights, in place."""
+    n_sequences, n_heads, _ = logits.shape
+    n_baskets, size = baskets.n_baskets, baskets.basket_size
+    slots = baskets.slots[:, None]
+    place_visible = (visible.gather(2, slots.expand(-1, visible.shape[1], -1)) & baskets.filled[:, None]).view(
+        n_sequences, -1, n_baskets, size
+    )
+    places = logits.gather(2, slots.expand(-1, n_heads, -1)).view(n_sequences, n_heads, n_baskets, size)
+    places.masked_fill_(~place_visible, MASKED)
+    # logsumexp by hand: in place, it halves the peak of memory.
+    peak = places.detach().amax(-1, keepdim=True)
+    lse = places.sub_(peak).exp_().sum(-1).log() + peak.squeeze(-1)
+    del places
+
+    isolated = baskets.isolated[:, None]
+    isolated_visible = visible.gather(2, isolated.expand(-1, visible.shape[1], -1)) & baskets.isolated_filled[:, None]
+    isolated_logits = logits.gather(2, isolated.expand(-1, n_heads, -1))
+    shares = blended_shares(
+        lse,
+        isolated_logits,
+        place_visible.sum(-1),
+        isolated_visible,
+        n_kept=baskets.n_kept,
+        config=config,
+        strength=strength,
+    )
+    # A key's weight is its share of its basket's softmax, exp(logit - lse), times what the basket gets.
+    log_scale = torch.cat([shares.baskets.log() - lse, shares.isolated.log() - isolated_logits], dim=-1)
+    nothing = torch.full_like(log_scale[..., :1], -torch.inf)
+    log_scale = torch.cat([log_scale, nothing], dim=-1)  # the segment of padding
+    scale_of_key = log_scale.gather(2, baskets.segment_of_key[:, None].expand(-1, n_heads, -1))
+    return logits.add_(scale_of_key).masked_fill_(~visible, -torch.inf).exp_()
+
+
+def _row_logits(query_row: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Multiplies (B, H, D) with the keys (B, H_kv, K, D) in float32, giving (B, H, K)."""
+    n_sequences, n_heads, dim = query_row.shape
+    n_kv, n_keys = key.shape[1:3]
+    grouped = query_row.float().view(n_sequences, n_kv, n_heads // n_kv, dim) * scale
+    logits = torch.cat(
+        [grouped[step] @ key[step].float().transpose(-1, -2) for step in _steps(key)] or [grouped.new_zeros(0)]
+    )
+    return logits.view(n_sequences, n_heads, n_keys)
+
+
+def _weighted_values(weights: Tensor, value: Tensor) -> Tensor:
+    """Sums the values (B, H_kv, K, D_v) by the weights, float32 (B, H, K), giving float32 (B, H, D_v)."""
+    n_sequences, n_heads, n_keys = weights.shape
+    n_kv = value.shape[1]
+    grouped = weights.view(n_sequences, n_kv, n_heads // n_kv, n_keys)
+    rows = torch.cat([grouped[step] @ value[step].float() for step in _steps(value)])
+    return rows.view(n_sequences, n_heads, value.shape[-1])
+
+
+def _steps(tensor: Tensor) -> list[slice]:
+    """Cuts the batch so that float32 copies stay small. One sequence at a time needs no copy at all in float32."""
+    n_sequences = tensor.shape[0]
+    per_step = 1
+    if tensor.device.type != "cpu":
+        per_step = max(1, _STEP_BYTES // max(1, tensor[0].numel() * 4))
+    return [slice(i, min(i + per_step, n_sequences)) for i in range(0, n_sequences, per_step)]
