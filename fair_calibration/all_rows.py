@@ -52,16 +52,20 @@ def calibrate_all_rows(
         groups = [slice(0, n_sequences)]
     rows_per_block = max(1, _BLOCK_BYTES // (n_heads * value.shape[-1] * 4 * baskets.n_baskets))
     for group in groups:
-        first, stop = baskets.valid[group.start] if group.stop - group.start == 1 else (0, length)
-        keys = _basket_keys(baskets, group)
+        single = group.stop - group.start == 1
+        first, stop = baskets.valid[group.start] if single else (0, length)
+        # The products read these many times; models hand them over transposed.
+        group_query, group_key, group_value = (tensor[group].contiguous() for tensor in (query, key, value))
         for start in range(first, stop, rows_per_block):
             rows = slice(start, min(start + rows_per_block, stop))
             block = _calibrated_block(
-                query, key, value, bias, baskets, group, rows, keys, scale=scale, config=config, strength=strength
-            )
-            block = block.transpose(1, 2).to(output.dtype)  # (b, l, H, D_v)
-            calibrated = baskets.calibrated[group, None, None, None]
-            output[group, rows] = torch.where(calibrated, block, output[group, rows])
+                group_query, group_key, group_value, bias, baskets, group, rows, scale=scale, config=config, strength=strength
+            ).transpose(1, 2)  # (b, l, H, D_v)
+            if single:
+                output[group, rows] = block
+            else:
+                calibrated = baskets.calibrated[group, None, None, None]
+                output[group, rows] = torch.where(calibrated, block.to(output.dtype), output[group, rows])
 
 
 def _basket_keys(baskets: Baskets, group: slice) -> list[slice] | list[Tensor]:
@@ -82,19 +86,18 @@ def _calibrated_block(
     baskets: Baskets,
     group: slice,
     rows: slice,
-    basket_keys: list[slice] | list[Tensor],
     *,
     scale: float,
     config: FairConfig,
     strength: float,
 ) -> Tensor:
-    """Returns the calibrated output of some rows of some sequences, (b, H, l, D_v)."""
+    """Returns the calibrated output of some rows of a group of sequences, whose tensors are given, (b, H, l, D_v)."""
     device, kernel = query.device, select_kernel(query, value)
-    block_query, group_key, group_value = query[group, :, rows], key[group], value[group]
+    query = query[:, :, rows]
     outputs: list[Tensor] = []
     lse: list[Tensor] = []
     sizes: list[Tensor] = []  # (b or 1, H or 1, l or 1): the keys of the basket that each row sees
-    for n, keys in enumerate(basket_keys):
+    for n, keys in enumerate(_basket_keys(baskets, group)):
         added, visible = bias.block(group, rows, keys, device)
         if isinstance(keys, slice):
             size = torch.full((1, 1, 1), keys.stop - keys.start, device=device)
@@ -105,12 +108,12 @@ def _calibrated_block(
             size = visible.sum(-1)
             if device.type == "cpu":  # elsewhere looking would wait for the device
                 if not visible.any():
-                    continue  # behind the rows' window or in their future
+                    continue  # outside of the rows' window or in their future
                 visible = None if visible.all() else visible
         basket_output, basket_lse = attend_with_lse(
-            block_query,
-            _take_keys(group_key, keys),
-            _take_keys(group_value, keys),
+            query,
+            _take_keys(key, keys),
+            _take_keys(value, keys),
             bias=added,
             visible=visible,
             scale=scale,
@@ -120,27 +123,25 @@ def _calibrated_block(
         lse.append(basket_lse)
         sizes.append(size)
 
-    isolated = baskets.isolated[group]
-    isolated_value = expand_heads(_take_keys(group_value, isolated), query.shape[1])
-    isolated_logits, isolated_visible = _isolated_logits(block_query, group_key, bias, baskets, group, rows, scale)
-    if outputs:
-        basket_lse_all = torch.stack(lse, -1)  # (b, H, l, N)
-        basket_sizes = torch.stack(torch.broadcast_tensors(*sizes), -1)
-    else:
-        basket_lse_all = isolated_logits[..., :0]
-        basket_sizes = torch.zeros(1, 1, 1, 0, dtype=torch.int64, device=device)
+    isolated_logits, isolated_visible = _isolated_logits(query, key, bias, baskets, group, rows, scale)
     shares = blended_shares(
-        basket_lse_all,
+        torch.stack(lse) if lse else isolated_logits[:0],
         isolated_logits,
-        basket_sizes,
+        torch.stack(torch.broadcast_tensors(*sizes)) if sizes else isolated_visible[:0].long(),
         isolated_visible,
         n_kept=baskets.n_kept,
         config=config,
         strength=strength,
     )
-    result = shares.isolated @ isolated_value.float()
-    for n, basket_output in enumerate(outputs):
-        result = result.addcmul(basket_output, shares.baskets[..., n, None])
+    isolated_value = expand_heads(_take_keys(value, baskets.isolated[group]), query.shape[1]).float()
+    if outputs:
+        result = outputs[0] * shares.baskets[0, ..., None]
+    else:  # rows that see isolated tokens alone
+        result = query.new_zeros((*query.shape[:3], value.shape[-1]), dtype=torch.float32)
+    for basket_output, share in zip(outputs[1:], shares.baskets[1:], strict=True):
+        result.addcmul_(basket_output, share[..., None])
+    for i, share in enumerate(shares.isolated):
+        result.addcmul_(isolated_value[:, :, i, None], share[..., None])
     return result
 
 
@@ -153,7 +154,7 @@ def _isolated_logits(
     rows: slice,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the logits of the isolated tokens, float32 (b, H, l, I), and which of them each row sees."""
+    """Returns the logits of the isolated tokens, float32 (I, b, H, l), and which of them each row sees."""
     isolated = baskets.isolated[group]
     isolated_key = expand_heads(_take_keys(key, isolated), query.shape[1])
     logits = query.float() @ isolated_key.float().transpose(-1, -2) * scale
@@ -162,7 +163,7 @@ def _isolated_logits(
     visible = filled if visible is None else visible & filled
     if added is not None:
         logits = logits + added
-    return torch.where(visible, logits, MASKED), visible
+    return torch.where(visible, logits, MASKED).movedim(-1, 0), visible.movedim(-1, 0)
 
 
 def _take_keys(tensor: Tensor, keys: slice | Tensor) -> Tensor:

@@ -118,8 +118,10 @@ class CalibratedPass:
             )
         every_row = self.config.pooling == "mean"
         if every_row and all(self.baskets.is_calibrated):
-            shape = (call.query.shape[0], length, call.query.shape[1], call.value.shape[-1])
-            output = call.value.new_zeros(shape)  # rows of padding are written by nobody
+            padded = any(valid != (0, length) for valid in self.baskets.valid)
+            # Rows of padding are written by nobody.
+            allocate = call.value.new_zeros if padded else call.value.new_empty
+            output = allocate((call.query.shape[0], length, call.query.shape[1], call.value.shape[-1]))
         else:
             output = call.run_plain()[0]
         (calibrate_all_rows if every_row else calibrate_pooled_row)(

@@ -76,18 +76,23 @@ def _weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConf
     isolated_visible = visible.gather(2, isolated.expand(-1, visible.shape[1], -1)) & baskets.isolated_filled[:, None]
     isolated_logits = logits.gather(2, isolated.expand(-1, n_heads, -1))
     shares = blended_shares(
-        lse,
-        isolated_logits,
-        place_visible.sum(-1),
-        isolated_visible,
+        lse.movedim(-1, 0),
+        isolated_logits.movedim(-1, 0),
+        place_visible.sum(-1).movedim(-1, 0),
+        isolated_visible.movedim(-1, 0),
         n_kept=baskets.n_kept,
         config=config,
         strength=strength,
     )
     # A key's weight is its share of its basket's softmax, exp(logit - lse), times what the basket gets.
-    log_scale = torch.cat([shares.baskets.log() - lse, shares.isolated.log() - isolated_logits], dim=-1)
-    nothing = torch.full_like(log_scale[..., :1], -torch.inf)
-    log_scale = torch.cat([log_scale, nothing], dim=-1)  # the segment of padding
+    log_scale = torch.cat(
+        [
+            shares.baskets.log().movedim(0, -1) - lse,
+            shares.isolated.log().movedim(0, -1) - isolated_logits,
+            torch.full_like(lse[..., :1], -torch.inf),  # the segment of padding
+        ],
+        dim=-1,
+    )
     scale_of_key = log_scale.gather(2, baskets.segment_of_key[:, None].expand(-1, n_heads, -1))
     return logits.add_(scale_of_key).masked_fill_(~visible, -torch.inf).exp_()
 
