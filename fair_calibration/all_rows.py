@@ -1,7 +1,7 @@
 """The fast path for mean pooling: every row calibrated in one pass over the keys, basket by basket.
 
-Attention restricted to basket b gives an output and a log-sum-exp; the plain output is the baskets' outputs weighted by the
-softmax of the log-sum-exps. With other weights the same sum is the calibrated output, and no L x L matrix exists.
+Attention restricted to basket b gives an output and a log-sum-exp; the plain output is the baskets' outputs weighted by
+the softmax of the log-sum-exps. With other weights the same sum is the calibrated output, and no L x L matrix exists.
 """
 
 from __future__ import annotations
@@ -59,7 +59,16 @@ def calibrate_all_rows(
         for start in range(first, stop, rows_per_block):
             rows = slice(start, min(start + rows_per_block, stop))
             block = _calibrated_block(
-                group_query, group_key, group_value, bias, baskets, group, rows, scale=scale, config=config, strength=strength
+                group_query,
+                group_key,
+                group_value,
+                bias,
+                baskets,
+                group,
+                rows,
+                scale=scale,
+                config=config,
+                strength=strength,
             ).transpose(1, 2)  # (b, l, H, D_v)
             if single:
                 output[group, rows] = block
@@ -68,7 +77,7 @@ def calibrate_all_rows(
                 output[group, rows] = torch.where(calibrated, block.to(output.dtype), output[group, rows])
 
 
-def _basket_keys(baskets: Baskets, group: slice) -> list[slice] | list[Tensor]:
+def _basket_keys(baskets: Baskets, group: slice) -> list[slice | Tensor]:
     """Returns the keys of each basket: slices where one sequence's content stands together, else positions (b, S)."""
     size = baskets.basket_size
     content = baskets.content[group.start]
@@ -127,7 +136,7 @@ def _calibrated_block(
     shares = blended_shares(
         torch.stack(lse) if lse else isolated_logits[:0],
         isolated_logits,
-        torch.stack(torch.broadcast_tensors(*sizes)) if sizes else isolated_visible[:0].long(),
+        _stack_sizes(sizes) if sizes else isolated_visible[:0].long(),
         isolated_visible,
         n_kept=baskets.n_kept,
         config=config,
@@ -164,6 +173,10 @@ def _isolated_logits(
     if added is not None:
         logits = logits + added
     return torch.where(visible, logits, MASKED).movedim(-1, 0), visible.movedim(-1, 0)
+
+
+def _stack_sizes(sizes: list[Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*sizes))  # type: ignore[no-untyped-call]
 
 
 def _take_keys(tensor: Tensor, keys: slice | Tensor) -> Tensor:

@@ -6,6 +6,7 @@ calls the implementation that the model had before and nothing else.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,8 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, cast
 
-import sys
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -170,9 +169,7 @@ def _attention_forward(
         raise ValueError(
             f"{type(module).__name__} passes {unsupported} to its attention, which calibration does not support"
         )
-    return handler.attend(
-        AttentionCall(module, base, base_name, query, key, value, attention_mask, arguments)
-    )
+    return handler.attend(AttentionCall(module, base, base_name, query, key, value, attention_mask, arguments))
 
 
 def _base_function(name: BaseImplementation, module: nn.Module) -> AttentionFunction:

@@ -1,8 +1,9 @@
-"""Which tokens of a batch are content, which basket each is in, and which row is pooled: geometry from the mask alone."""
+"""Which tokens are content, which basket each is in, and which row is pooled: geometry from the mask alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,9 @@ class Baskets:
 
     def to(self, device: torch.device) -> Baskets:
         """Returns the baskets with their tensors on ``device``."""
-        tensors = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        tensors: dict[str, Any] = {
+            f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
+        }
         return replace(self, **tensors)
 
 

@@ -24,8 +24,8 @@ class FairConfig:
         strength: In [0, 1]. The attention row used is ``(1 - strength) * plain + strength * calibrated``;
             0 is the plain model, bit for bit, 1 the fully calibrated one.
         basket_size: Tokens per basket, at least 1.
-        layers: Which attention layers are calibrated: a float in (0, 1) is the fraction of the model's depth, an int the
-            number of layers, both counted from the last layer back; ``"all"`` (or 1.0) is every layer; a tuple of
+        layers: Which attention layers are calibrated: a float in (0, 1) is the fraction of the model's depth, an int
+            the number of layers, both counted from the last layer back; ``"all"`` (or 1.0) is every layer; a tuple of
             ints is the explicit layers, 0 the first and -1 the last.
         pooling: Which rows are calibrated: the pooled token's (``"cls"``, ``"last"``), or every row (``"mean"``).
             ``"auto"`` reads it from the model's pooling module.
@@ -48,7 +48,7 @@ class FairConfig:
     min_content: int | None = None
 
     def __post_init__(self) -> None:
-        # Canonical types, so that equal settings are equal, hash alike and give the same JSON (0 and 0.0, numpy scalars).
+        # Canonical types, so that equal settings are equal, hash alike and give the same JSON (0, 0.0, numpy scalars).
         object.__setattr__(self, "strength", validate_strength(self.strength))
         object.__setattr__(self, "basket_size", _positive_int("basket_size", self.basket_size))
         object.__setattr__(self, "layers", _validate_layers(self.layers))
@@ -77,7 +77,9 @@ class FairConfig:
         """
         resolved = self.pooling if self.pooling != "auto" else pooling
         _one_of("pooling", resolved, ["cls", "last", "mean"])
-        isolate = {"cls": "bos", "last": "bos_eos", "mean": "none"}[resolved] if self.isolate == "auto" else self.isolate
+        isolate = (
+            {"cls": "bos", "last": "bos_eos", "mean": "none"}[resolved] if self.isolate == "auto" else self.isolate
+        )
         return replace(self, pooling=resolved, isolate=isolate)  # type: ignore[arg-type]
 
     def select_layers(self, n_layers: int) -> tuple[int, ...]:
@@ -91,7 +93,7 @@ class FairConfig:
         if isinstance(self.layers, tuple):
             if out_of_range := [i for i in self.layers if not -n_layers <= i < n_layers]:
                 raise ValueError(
-                    f"layers: expected indices in [-{n_layers}, {n_layers}) for a model of {n_layers} attention layers, "
+                    f"layers: expected indices in [-{n_layers}, {n_layers}) for {n_layers} attention layers, "
                     f"got {out_of_range}"
                 )
             return tuple(sorted({i % n_layers for i in self.layers}))
@@ -144,7 +146,7 @@ def validate_strength(strength: float) -> float:
     """
     if isinstance(strength, bool) or not isinstance(strength, Real):
         raise TypeError(f"strength: expected a number in [0, 1], got {strength!r} ({type(strength).__name__})")
-    if not 0.0 <= strength <= 1.0:
+    if not 0.0 <= float(strength) <= 1.0:
         raise ValueError(f"strength: expected a number in [0, 1], got {strength!r}")
     return float(strength) + 0.0  # -0.0 would be equal to 0.0, but another text in JSON
 
@@ -179,7 +181,7 @@ def _validate_layers(layers: Any) -> float | int | Literal["all"] | tuple[int, .
             f"layers: expected a fraction in (0, 1], a count, 'all' or a sequence of indices, "
             f"got {layers!r} ({type(layers).__name__})"
         )
-    if not 0.0 < layers <= 1.0:
+    if not 0.0 < float(layers) <= 1.0:
         raise ValueError(f"layers: expected a fraction in (0, 1], got {layers!r}; a count of layers is an int")
     # 1.0 == 1 in Python: kept as a float, "every layer" would equal "one layer" as a key.
     return "all" if layers == 1.0 else float(layers)
@@ -191,9 +193,10 @@ def _validate_isolated_share(share: Any) -> Literal["preserve", "equal"] | float
         return "preserve" if share == "preserve" else "equal"
     if isinstance(share, bool) or not isinstance(share, Real):
         raise TypeError(
-            f"isolated_share: expected 'preserve', 'equal' or a number in [0, 1), got {share!r} ({type(share).__name__})"
+            f"isolated_share: expected 'preserve', 'equal' or a number in [0, 1), "
+            f"got {share!r} ({type(share).__name__})"
         )
-    if not 0.0 <= share < 1.0:
+    if not 0.0 <= float(share) < 1.0:
         raise ValueError(f"isolated_share: expected 'preserve', 'equal' or a number in [0, 1), got {share!r}")
     return float(share)
 

@@ -61,7 +61,7 @@ class FairSentenceTransformer(SentenceTransformer):
 
     @property
     def fair_config(self) -> FairConfig:
-        """The settings as given. (`config` is the transformer's own.)"""
+        """The settings as given; `config` is the transformer's own."""
         return self.fair.fair_config
 
     @property
@@ -76,7 +76,9 @@ class FairSentenceTransformer(SentenceTransformer):
     # Worker processes count for themselves; their counts travel back with each chunk of embeddings.
     @classmethod
     def _multi_process_worker(cls, target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
-        super()._multi_process_worker(target_device, model, input_queue, _CountingQueue(results_queue, model))
+        super()._multi_process_worker(
+            target_device, model, input_queue, cast(Any, _CountingQueue(results_queue, model))
+        )
 
     def _get_worker_result(self, pool: Any, poll_interval: float = 1.0) -> Any:  # type: ignore[override]
         result, counts = super()._get_worker_result(pool, poll_interval)
@@ -104,8 +106,8 @@ def calibrate(model: SentenceTransformer, config: FairConfig | None = None) -> F
         config: The settings; None for the defaults.
 
     Returns:
-        A FairSentenceTransformer with the same prompts, modules, similarity and dimensions. Weights are shared, settings
-        such as ``max_seq_length`` are not.
+        A FairSentenceTransformer with the same prompts, modules, similarity and dimensions. Weights are shared,
+        settings such as ``max_seq_length`` are not.
 
     Raises:
         TypeError: ``model`` is no SentenceTransformer, ``config`` no FairConfig, or the first module no transformer.
@@ -151,7 +153,7 @@ def _assemble(cls: type[ModelT], model: SentenceTransformer, modules: OrderedDic
     new = cls(
         modules=modules,  # type: ignore[arg-type]
         device=str(model.device),
-        prompts=dict(model.prompts),
+        prompts=cast(dict[str, str], dict(model.prompts)),
         default_prompt_name=model.default_prompt_name,
         trust_remote_code=model.trust_remote_code,
         model_card_data=copy.copy(model.model_card_data),

@@ -40,8 +40,7 @@ def calibrate_pooled_row(
         config: A resolved config.
         strength: In [0, 1].
     """
-    n_sequences, n_heads = query.shape[:2]
-    sequences = torch.arange(n_sequences, device=query.device)
+    sequences = torch.arange(query.shape[0], device=query.device)
     query_row = query[sequences, :, baskets.pooled]  # (B, H, D)
     row_bias, visible = bias.rows(baskets.pooled, key.shape[2])
     in_sequence = (baskets.segment_of_key < baskets.n_baskets + baskets.isolated.shape[1])[:, None]

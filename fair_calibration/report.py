@@ -112,7 +112,9 @@ class Summary:
             "last": "the last token's row (last-token pooling)",
             "mean": "every row (mean pooling)",
         }[config.pooling]
-        isolated = {"none": "no token", "bos": "the first token", "bos_eos": "the first and the last token"}[config.isolate]
+        isolated = {"none": "no token", "bos": "the first token", "bos_eos": "the first and the last token"}[
+            config.isolate
+        ]
         share = {"preserve": "its own mass", "equal": "a basket's share"}.get(
             str(config.isolated_share), str(config.isolated_share)
         )
@@ -121,7 +123,8 @@ class Summary:
                 f"{self.model}: strength {config.strength}, baskets of {config.basket_size} tokens",
                 f"  layers     {_spans(self.layers)} of {self.n_layers} ({', '.join(sorted(set(self.modules)))})",
                 f"  rows       {rows}",
-                f"  isolated   {isolated}" + ("" if config.isolate == "none" else f", keeping {share}")
+                f"  isolated   {isolated}"
+                + ("" if config.isolate == "none" else f", keeping {share}")
                 + ("; baskets weigh by size" if config.last_basket == "proportional" else ""),
                 f"  mechanism  {self.mechanism}",
                 f"  documents  {counts.documents}: {counts.calibrated} calibrated, {counts.too_short} too short "

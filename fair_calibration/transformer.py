@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -86,7 +86,7 @@ class FairTransformer(Transformer):
     def into_transformer(self) -> Transformer:
         """Makes a plain `Transformer` of this one again, giving its parts away: this one is used up."""
         self._set_implementation(self._base_implementation)
-        plain = Transformer.__new__(Transformer)
+        plain: Transformer = Transformer.__new__(Transformer)
         plain.__dict__ = {name: value for name, value in self.__dict__.items() if name not in _OWN_STATE}
         return plain
 
@@ -104,7 +104,9 @@ class FairTransformer(Transformer):
 
     def _check_implementation(self) -> BaseImplementation:
         if self.backend != "torch":
-            raise ValueError(f"backend: calibration needs the torch backend, the model was loaded with {self.backend!r}")
+            raise ValueError(
+                f"backend: calibration needs the torch backend, the model was loaded with {self.backend!r}"
+            )
         current = self.model.config._attn_implementation
         base = str(current).removeprefix("fair_")
         if base not in BASE_IMPLEMENTATIONS:
@@ -112,7 +114,7 @@ class FairTransformer(Transformer):
                 f"attn_implementation: calibration works on top of {list(BASE_IMPLEMENTATIONS)}, the model was loaded "
                 f"with {current!r}; load it with model_kwargs={{'attn_implementation': 'sdpa'}}"
             )
-        return cast(BaseImplementation, base)
+        return base
 
     def _set_implementation(self, name: str) -> None:
         self.model.set_attn_implementation(name)
@@ -143,7 +145,7 @@ class FairTransformer(Transformer):
     def _record_layers(self) -> tuple[str, ...]:
         name = type(self.model).__name__
         was_training = self.model.training
-        self.model.eval()
+        self.model.train(False)
         try:
             with torch.inference_mode(), handle_attention(None):
                 self._set_implementation(self._base_implementation)
@@ -178,7 +180,9 @@ class FairTransformer(Transformer):
         features = {key: value.to(device) if torch.is_tensor(value) else value for key, value in features.items()}
         return super().forward(features)
 
-    def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
+    def preprocess(  # type: ignore[override]
+        self, inputs: Any, prompt: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Tokenizes as `Transformer.preprocess` does; for documents it also counts the truncated ones."""
         kwargs.pop("strength", None)
         with _tokenizing:
@@ -247,7 +251,7 @@ class FairTransformer(Transformer):
                     "Calibrate the model again"
                 )
         self.counter.add(counts, max_seq_length=self.max_seq_length)
-        return cast(dict[str, Any], result)
+        return result
 
     def _excluded_prompt(self, features: dict[str, Any]) -> int:
         """Returns the number of leading tokens that pooling leaves out."""
@@ -259,7 +263,7 @@ class FairTransformer(Transformer):
     def _require_resolved(self) -> FairConfig:
         if self._resolved is None:
             raise ValueError(
-                "this FairTransformer is not part of a model yet: build one with calibrate() or FairSentenceTransformer, "
+                "this FairTransformer is not part of a model yet: use calibrate() or FairSentenceTransformer, "
                 "or call on_model_ready(model)"
             )
         return self._resolved
@@ -284,7 +288,7 @@ class FairTransformer(Transformer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # In a worker process nothing has been registered yet.
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         register_implementations()
 
 

@@ -48,7 +48,11 @@ def test_defaults_are_the_published_ones() -> None:
         ({"layers": True}, TypeError, r"layers: expected a fraction .* got True \(bool\)"),
         ({"pooling": "max"}, ValueError, r"pooling: expected one of \['auto', 'cls', 'last', 'mean'\], got 'max'"),
         ({"isolate": "eos"}, ValueError, r"isolate: expected one of \['auto', 'none', 'bos', 'bos_eos'\], got 'eos'"),
-        ({"last_basket": "merge"}, ValueError, r"last_basket: expected one of \['equal', 'proportional'\], got 'merge'"),
+        (
+            {"last_basket": "merge"},
+            ValueError,
+            r"last_basket: expected one of \['equal', 'proportional'\], got 'merge'",
+        ),
         ({"isolated_share": "own"}, ValueError, r"isolated_share: expected one of \['preserve', 'equal'\], got 'own'"),
         ({"isolated_share": 1.0}, ValueError, r"isolated_share: expected .* a number in \[0, 1\), got 1.0"),
         ({"isolated_share": -0.5}, ValueError, r"isolated_share: expected .* a number in \[0, 1\), got -0.5"),

@@ -33,7 +33,10 @@ def test_equals_softmax(kernel: Kernel, dtype: torch.dtype, n_kv: int, masks: st
     elif masks == "one row":
         bias, visible = torch.randn(1, 1, 1, 9, generator=generator), torch.arange(9)[None, None, None] > 1
     elif masks == "per head":
-        bias, visible = torch.randn(1, 4, 5, 9, generator=generator), torch.ones(5, 9, dtype=torch.bool).tril()[None, None]
+        bias, visible = (
+            torch.randn(1, 4, 5, 9, generator=generator),
+            torch.ones(5, 9, dtype=torch.bool).tril()[None, None],
+        )
     output, lse = attend_with_lse(query, key, value, bias=bias, visible=visible, scale=0.3, kernel=kernel)
     logits = query.double() @ key.double().repeat_interleave(4 // n_kv, 1).transpose(-1, -2) * 0.3
     if bias is not None:
@@ -98,7 +101,9 @@ def test_gradients_select_the_differentiable_kernel() -> None:
         assert select_kernel(leaf, value) == "cpu_flash"
     # A model with frozen queries and values whose keys are trained.
     key = torch.randn(2, 2, 9, 8, requires_grad=True)
-    output, lse = attend_with_lse(query, key, value.repeat(1, 1, 1, 1), bias=None, visible=None, scale=0.3, kernel="math")
+    output, lse = attend_with_lse(
+        query, key, value.repeat(1, 1, 1, 1), bias=None, visible=None, scale=0.3, kernel="math"
+    )
     (output.sum() + lse.sum()).backward()
     assert key.grad is not None
     assert key.grad.abs().max() > 0

@@ -88,7 +88,9 @@ def test_default_scale_and_strength() -> None:
     assert torch.equal(by_default.weights, case.reference().weights)
     stronger = calibrated_attention(*arguments, visible=visible, config=case.config, strength=1.0)
     assert not torch.allclose(stronger.weights, by_default.weights, atol=1e-3)
-    assert_close(stronger.weights, replace(case, config=replace(case.config, strength=1.0)).reference().weights, FLOAT64)
+    assert_close(
+        stronger.weights, replace(case, config=replace(case.config, strength=1.0)).reference().weights, FLOAT64
+    )
 
 
 def test_dtype_of_the_result() -> None:

@@ -150,7 +150,13 @@ def test_many_rows_at_once() -> None:
     for h in range(2):
         for row in range(5):
             alone = blended_shares(
-                lse[:, h, row], isolated[:, h, row], sizes[:, 0, row], seen[:, h, 0], n_kept=1, config=config, strength=0.6
+                lse[:, h, row],
+                isolated[:, h, row],
+                sizes[:, 0, row],
+                seen[:, h, 0],
+                n_kept=1,
+                config=config,
+                strength=0.6,
             )
             assert torch.allclose(together.baskets[:, h, row], alone.baskets, atol=1e-6)
             assert torch.allclose(together.isolated[:, h, row], alone.isolated, atol=1e-6)

@@ -178,13 +178,22 @@ def _reference_pass(this: ReferencePass) -> Iterator[None]:
         _current.pop()
 
 
-def reference_embeddings(model: SentenceTransformer, texts: Sequence[str], config: FairConfig) -> Tensor:
+def reference_embeddings(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    config: FairConfig,
+    *,
+    prompt: str | None = None,
+    gradients: bool = False,
+) -> Tensor:
     """Encodes the texts as one batch with the reference attention in the calibrated layers. Changes ``model``.
 
     Args:
         model: A plain model, used up by this.
         texts: The documents.
         config: A resolved config.
+        prompt: Put before every text; left out of the baskets where pooling leaves it out.
+        gradients: Whether the result can be differentiated.
     """
     if "test_reference" not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register("test_reference", _reference_forward)
@@ -192,11 +201,11 @@ def reference_embeddings(model: SentenceTransformer, texts: Sequence[str], confi
     transformer = model[0].model
     transformer.set_attn_implementation("test_reference")
     n_layers = transformer.config.num_hidden_layers
-    features = model.preprocess(list(texts))
-    this = ReferencePass(
-        config.select_layers(n_layers), build_baskets(features["attention_mask"], config), config
-    )
-    with torch.inference_mode(), _reference_pass(this):
-        embeddings = model.eval()(features)["sentence_embedding"]
+    features = model.preprocess(list(texts), prompt=prompt)
+    excluded = 0 if model[1].include_prompt else int(features.get("prompt_length", 0))
+    baskets = build_baskets(features["attention_mask"], config, prompt_length=excluded)
+    this = ReferencePass(config.select_layers(n_layers), baskets, config)
+    with torch.inference_mode(not gradients), _reference_pass(this):
+        embeddings: Tensor = model.eval()(features)["sentence_embedding"]
     assert this.n_calls == n_layers
     return embeddings
