@@ -48,7 +48,7 @@ class Case:
         return AttentionBias(self.mask, self.position_bias, self.causal)
 
     def to(self, dtype: torch.dtype) -> Case:
-        """Returns the case rounded to ``dtype``, additive masks and biases included, as a model of that dtype has it."""
+        """Returns the case rounded to ``dtype``, additive masks and biases included, as a model of it has them."""
 
         def cast(tensor: Tensor | None) -> Tensor | None:
             if tensor is None or tensor.dtype == torch.bool:

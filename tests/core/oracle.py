@@ -1,8 +1,9 @@
-"""Calibrated attention in float64 Python loops, written from the definition (docs: the method), for the tests only.
+"""Calibrated attention in float64 Python loops, written from the definition, for the tests only.
 
 For one query row of one head: logits l_k over the visible keys, p = softmax(l). Isolated tokens stand outside of the
-baskets; the content is cut from the first on into baskets of B tokens. Within a basket the weights keep their proportions,
-q_k = softmax over the basket's keys; the basket gets its target share s_b. The row is (1 - strength) p + strength s_b q_k.
+baskets; the content is cut from the first on into baskets of B tokens. Within a basket the weights keep their
+proportions, q_k = softmax over the basket's keys; the basket gets its target share s_b. The row used is
+(1 - strength) p + strength s_b q_k.
 """
 
 from __future__ import annotations

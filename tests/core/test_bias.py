@@ -72,7 +72,7 @@ def test_a_bool_mask_adds_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_minimum_hides_and_large_biases_do_not(dtype: torch.dtype) -> None:
     lowest = torch.finfo(dtype).min
-    row = torch.tensor([0.0, -10000.0, lowest, -torch.inf, lowest + 1], dtype=dtype)
+    row = torch.tensor([0.0, -10000.0, lowest, -torch.inf, 0.75 * lowest], dtype=dtype)
     _, visible = AttentionBias(row[None, None, None], None, causal=False).rows(torch.tensor([0]), 5)
     assert visible is not None
     assert visible.flatten().tolist() == [True, True, False, False, False]

@@ -212,7 +212,7 @@ def test_select_layers(layers: Any, n_layers: int, expected: tuple[int, ...]) ->
     ("layers", "text"),
     [
         (7, "layers: the model has 6 attention layers, got a count of 7"),
-        ((0, 6), r"layers: expected indices in \[-6, 6\) for a model of 6 attention layers, got \[6\]"),
+        ((0, 6), r"layers: expected indices in \[-6, 6\) for 6 attention layers, got \[6\]"),
         ((-7, 1, 9), r"got \[-7, 9\]"),
     ],
 )

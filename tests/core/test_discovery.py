@@ -73,9 +73,7 @@ def test_another_computation_is_refused(base: Any) -> None:
 
 def test_a_hidden_mask_is_refused() -> None:
     # As if the model had masked in a way that we are not told of.
-    def windowed(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **kwargs: Any
-    ) -> tuple[Tensor, None]:
+    def windowed(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, _: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         return SDPA(module, q, k, v, torch.ones(9, 9, dtype=torch.bool).tril()[None, None], **kwargs)
 
     with pytest.raises(ValueError, match="does not compute"):

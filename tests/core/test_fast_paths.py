@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from fair_calibration import all_rows, pooled_row
 from tests.core.cases import MASKS, Case, assert_close, make_case, masked_variants, with_padding_mask
 
-# Of outputs of size 1 to 3. float32: logits of size 30 are off by 30 * 6e-8, and so, relatively, are the weights. ALiBi's
-# logits reach 500 (3e-5, but only of keys whose weight is small). The low-precision inputs are the same for both sides, so
-# what is measured is arithmetic: the fused kernel holds weights and basket outputs in the dtype, of eps 2^-8 and 2^-11 (up to
-# 0.8 % and 0.1 % of a value of up to 3), and the result is rounded once more. Measured over this file: 4e-6, 1.3e-2, 1.6e-3.
-TOLERANCE = {torch.float64: 3e-5, torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+# Of outputs of size 1 to 3. float32: logits of size 30 are off by 30 * 6e-8, and so, relatively, are the weights; the
+# logits of ALiBi reach 500. The low-precision inputs are the same for both sides, what is measured is arithmetic: the
+# fused kernel holds weights and basket outputs in the dtype, of eps 2^-8 and 2^-11 (0.8 % and 0.1 % of a value of up to
+# 3), and the result is rounded once more. Measured over this file: 8e-6, 1.3e-2 and 1.7e-3.
+TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -62,7 +62,8 @@ def test_masks_of_the_pooled_row(mask: str, side: str, pooling: str) -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_masks_of_all_rows(mask: str, side: str, kernel: str) -> None:
+@pytest.mark.usefixtures("kernel")
+def test_masks_of_all_rows(mask: str, side: str) -> None:
     for isolated_share in ("preserve", "equal"):
         case = make_case(side=side, isolate="bos_eos", isolated_share=isolated_share, n_heads=4, n_kv=2)
         assert_fast_equals_reference(masked_variants(case)[mask].to(torch.float32))
@@ -78,7 +79,8 @@ def test_dtypes_of_the_pooled_row(dtype: torch.dtype, mask: str, pooling: str) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mask", ["none", "bool", "window", "additive minimum", "position bias", "alibi"])
-def test_dtypes_of_all_rows(dtype: torch.dtype, mask: str, kernel: str) -> None:
+@pytest.mark.usefixtures("kernel")
+def test_dtypes_of_all_rows(dtype: torch.dtype, mask: str) -> None:
     case = make_case((40, 9, 33), basket_size=8, isolate="bos", dim=16, n_heads=4, n_kv=2)
     assert_fast_equals_reference(masked_variants(case)[mask].to(dtype))
 
@@ -96,7 +98,7 @@ def test_value_heads_of_another_size(pooling: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
 def test_underflow(pooling: str) -> None:
-    # In plain float32 the weights of other baskets are exactly 0; at full strength each basket has a quarter all the same.
+    # In plain float32 the weights of other baskets are exactly 0; at full strength each basket has a quarter anyway.
     case = make_case((16,), pooling=pooling, isolate="none", strength=1.0)
     distance = (torch.arange(16)[:, None] - torch.arange(16)[None]).abs().double()
     case = replace(case, position_bias=-200.0 * distance[None, None]).to(torch.float32)
@@ -227,8 +229,8 @@ def test_gradients_equal_the_reference(pooling: str, mask: str) -> None:
         weight = torch.linspace(-1, 1, output[rows].numel()).view_as(output[rows])
         (output[rows] * weight).sum().backward()
         gradients.append([leaf.grad for leaf in leaves])
+    assert max(float(gradient.abs().max()) for gradient in gradients[1] if gradient is not None) > 1e-2
     for of_fast, of_reference in zip(*gradients, strict=True):
         assert of_fast is not None
         assert of_reference is not None
-        assert of_reference.abs().max() > 1e-3
         assert_close(of_fast, of_reference, 1e-4)  # gradients reach 3 here

@@ -256,8 +256,8 @@ def test_max_seq_length_is_independent(tiny_model: TinyModel) -> None:
     assert np.allclose(uncalibrate(fair).encode(TEXTS[3]), plain.encode(shortened), atol=1e-6)
 
 
-def test_module_kwargs_are_kept(tiny_model: TinyModel, tiny_folder: Any, tmp_path: Path) -> None:
-    # A model that asks for the task itself gets it; the task is not passed to others.
+def test_module_kwargs_are_kept(tiny_model: TinyModel, tmp_path: Path) -> None:
+    # A model that conditions on the task says so in its modules.json.
     path = tmp_path / "asking"
     tiny_model("bert", "mean").save(str(path))
     modules = json.loads((path / "modules.json").read_text())
@@ -274,17 +274,12 @@ def test_module_kwargs_are_kept(tiny_model: TinyModel, tiny_folder: Any, tmp_pat
             return _forward(*args, **kwargs)
 
         fair[0].model.forward = spy
-        fair[0].model_forward_params = None
+        fair[0]._declared_forward_params = {*fair[0]._declared_forward_params, "task"}
         fair.encode_query(TEXTS)
         fair.encode_document(TEXTS)
         fair.encode(TEXTS)
         assert seen == ["query", "document", None]
-    seen = []
-    fair = calibrate(tiny_model("bert", "mean"), CONFIG)
-    forward = fair[0].model.forward
-    fair[0].model.forward = lambda *args, **kwargs: seen.append(kwargs.get("task")) or forward(*args, **kwargs)
-    fair.encode_document(TEXTS)
-    assert seen == [None]
+        assert uncalibrate(fair).module_kwargs["0"] == ["task"]
 
 
 # Saving and loading
@@ -320,7 +315,7 @@ def test_loading_what_was_saved(saved: Path, original: FairSentenceTransformer) 
     assert FairSentenceTransformer(saved, config=CONFIG, device="cpu").fair_config == CONFIG  # type: ignore[arg-type]
 
 
-def test_loading_with_other_settings(saved: Path, original: FairSentenceTransformer, tiny_model: TinyModel) -> None:
+def test_loading_with_other_settings(saved: Path, original: FairSentenceTransformer) -> None:
     other = FairConfig(basket_size=16, strength=1.0, layers="all")
     loaded = FairSentenceTransformer(str(saved), config=other, device="cpu", truncate_dim=16)
     assert loaded.fair_config == other

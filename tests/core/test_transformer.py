@@ -82,7 +82,7 @@ def test_a_batch_without_padding(family: str, tiny_model: TinyModel) -> None:
 
 @pytest.mark.parametrize(("family", "pooling"), [("bert", "mean"), ("qwen3", "lasttoken"), ("xlm_roberta", "cls")])
 def test_gradients_equal_the_reference(family: str, pooling: str, tiny_model: TinyModel) -> None:
-    texts = documents([50, 7, 30])
+    texts = documents([50, 3, 30])  # of which one is left as it is
     gradients = []
     for with_reference in (False, True):
         fair = calibrate(tiny_model(family, pooling), CONFIG)
@@ -207,14 +207,19 @@ def test_a_prompt_that_pooling_excludes(family: str, pooling: str, tiny_model: T
     )
     assert_close(calibrated, expected, TOLERANCE)
     assert largest_change(calibrated, encode(plain, texts, prompt=prompt)) > 1e-2
-    # As content the prompt would have moved the baskets.
+    assert torch.equal(encode(fair, texts, prompt=prompt, strength=0), encode(plain, texts, prompt=prompt))
+
+
+@pytest.mark.parametrize(("family", "pooling"), [("bert", "cls"), ("bert", "mean"), ("qwen3", "lasttoken")])
+def test_pooling_may_be_told_later_to_exclude_the_prompt(family: str, pooling: str, tiny_model: TinyModel) -> None:
+    plain, texts, prompt = tiny_model(family, pooling), documents([50, 7, 30, 90]), "dan gos kir "
+    plain.set_pooling_include_prompt(False)
+    calibrated = encode(calibrate(plain, CONFIG), texts, prompt=prompt)
     plain.set_pooling_include_prompt(True)
-    as_content = calibrate(plain, CONFIG)
-    as_content.set_pooling_include_prompt(False)
-    assert largest_change(calibrated, encode(as_content, texts, prompt=prompt)) > 1e-3
-    assert torch.equal(
-        encode(fair, texts, prompt=prompt, strength=0), encode(as_content, texts, prompt=prompt, strength=0)
-    )
+    told_later = calibrate(plain, CONFIG)
+    assert largest_change(calibrated, encode(told_later, texts, prompt=prompt)) > 1e-3
+    told_later.set_pooling_include_prompt(False)
+    assert_close(encode(told_later, texts, prompt=prompt), calibrated, 1e-7)
 
 
 def test_a_prompt_that_pooling_includes_is_content(tiny_model: TinyModel) -> None:
@@ -336,14 +341,14 @@ def test_other_backends_are_refused(tiny_model: TinyModel) -> None:
 def test_other_implementations_are_refused(name: str, tiny_model: TinyModel) -> None:
     plain = tiny_model()
     plain[0].model.config._attn_implementation_internal = name
-    text = rf"attn_implementation: calibration works on top of \['sdpa', 'eager'\], .* with '{name}'; load it with model_kw"
+    text = rf"attn_implementation: calibration works on top of \['sdpa', 'eager'\], .* with '{name}'; load it with"
     with pytest.raises(ValueError, match=text):
         calibrate(plain, CONFIG)
 
 
 @pytest.mark.parametrize("settings", [{"layers": 5}, {"layers": (4,)}])
 def test_layers_that_the_model_lacks_are_refused(settings: dict[str, Any], tiny_model: TinyModel) -> None:
-    with pytest.raises(ValueError, match="layers: .*4 attention layers"):
+    with pytest.raises(ValueError, match=r"layers: .*4 attention layers"):
         calibrate(tiny_model(), FairConfig(**settings))
 
 
@@ -362,7 +367,7 @@ def test_a_changed_implementation_is_noticed(implementation: str, tiny_model: Ti
     fair = calibrate(tiny_model(), CONFIG)
     fair[0].model.set_attn_implementation(implementation)
     with pytest.raises(
-        ValueError, match="BertModel made 0 attention calls instead of the 4 recorded. Was its attn_impl"
+        ValueError, match=r"BertModel made 0 attention calls instead of the 4 recorded\. Was its attn_impl"
     ):
         fair.encode(documents([40]))
     assert fair.counts.documents == 0
@@ -371,11 +376,11 @@ def test_a_changed_implementation_is_noticed(implementation: str, tiny_model: Ti
 def test_a_removed_layer_is_noticed(tiny_model: TinyModel) -> None:
     fair = calibrate(tiny_model(), CONFIG)
     del fair[0].model.encoder.layer[3]
-    with pytest.raises(ValueError, match="BertModel made 3 attention calls instead of the 4 recorded"):
+    with pytest.raises(ValueError, match="made 3 attention calls instead of the 4 recorded"):
         fair.encode(documents([40]))
 
 
-def test_a_module_without_a_model(tiny_model: TinyModel, tiny_folder: Any) -> None:
+def test_a_module_without_a_model(tiny_folder: Any) -> None:
     module = FairTransformer(str(tiny_folder("bert", "cls") / "inner"), fair_config={"strength": 0.2})
     assert module.fair_config == FairConfig(strength=0.2)
     features = module.preprocess(documents([40]))

@@ -1,0 +1,78 @@
+"""Position collections as PyTerrier datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import pandas as pd
+import pyterrier as pt
+from pyterrier.datasets import Dataset
+
+from fair_calibration.positions import PositionCollection
+
+
+class PositionDataset(Dataset):
+    """A `PositionCollection` with the methods of a PyTerrier dataset, `pt.text.get_text` included."""
+
+    def __init__(self, collection: PositionCollection) -> None:
+        """Wraps ``collection``, as `fair_calibration.positions.build_collections` returns it."""
+        self.collection = collection
+
+    def get_corpus_iter(self, *, verbose: bool = True) -> Iterator[dict[str, str]]:
+        """Yields the documents as ``docno`` and ``text``."""
+        documents = self.collection.documents
+        yield from pt.tqdm(documents, desc="documents", unit="doc", disable=not verbose)
+
+    def get_topics(self, variant: str | None = None) -> pd.DataFrame:
+        """Returns ``qid``, ``query`` and ``place``, where in the relevant document the answer stands."""
+        _no_variant(variant)
+        rows = [(q.qid, q.query, q.place) for q in self.collection.queries]
+        return pd.DataFrame(rows, columns=["qid", "query", "place"])
+
+    def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
+        """Returns ``qid``, ``docno`` and ``label``: one relevant document per query."""
+        _no_variant(variant)
+        rows = [(q.qid, q.docno, 1) for q in self.collection.queries]
+        return pd.DataFrame(rows, columns=["qid", "docno", "label"])
+
+    def text_loader(
+        self, fields: list[str] | str | Literal["*"] = "*", *, verbose: bool = False
+    ) -> PositionTextLoader:
+        """Returns a transformer that adds ``text`` by ``docno``.
+
+        Raises:
+            ValueError: A field other than ``text`` is asked for.
+        """
+        if fields not in ("*", "text", ["text"]):
+            raise ValueError(f"fields: the documents have the field 'text' alone, got {fields!r}")
+        return PositionTextLoader(self, verbose=verbose)
+
+
+class PositionTextLoader(pt.Transformer):  # type: ignore[misc]
+    """Adds the text of documents by ``docno``."""
+
+    schematic = {"label": "TextLoader"}
+
+    def __init__(self, dataset: PositionDataset, *, verbose: bool = False) -> None:
+        """Loads from ``dataset``."""
+        self.dataset = dataset
+        self.verbose = verbose
+        self._texts = {document["docno"]: document["text"] for document in dataset.collection.documents}
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Adds the column ``text``.
+
+        Raises:
+            ValueError: A document is not part of the dataset.
+        """
+        pt.validate.columns(inp, includes=["docno"])
+        if unknown := sorted(set(inp["docno"]) - self._texts.keys()):
+            raise ValueError(f"docno: {len(unknown)} documents are not in the dataset, such as {unknown[:5]}")
+        docnos = pt.tqdm(inp["docno"], desc="texts", unit="doc", disable=not self.verbose)
+        return inp.assign(text=pd.Series([self._texts[d] for d in docnos], index=inp.index, dtype=object))
+
+
+def _no_variant(variant: str | None) -> None:
+    if variant is not None:
+        raise ValueError(f"variant: there are no variants of this dataset, got {variant!r}")
