@@ -56,7 +56,7 @@ def main() -> None:
         runs = Path(folder, "runs")
         runs.mkdir()
         means = pt.Experiment(
-            [by_collection(pipelines) for pipelines in systems.values()],
+            [ByCollection(pipelines) for pipelines in systems.values()],
             topics.drop(columns="place"),
             qrels,
             eval_metrics=[nDCG @ 10, RR @ 10, "mrt"],
@@ -65,10 +65,10 @@ def main() -> None:
         )
         per_query = pd.read_csv(runs / "perquery.csv", dtype={"qid": str})
     table = add_places(means, per_query, topics)
-    first = collections[0]
+    n_documents, n_queries = len(collections[0].documents), len(collections[0].queries)
     print(
-        f"\n{len(collections)} collections of {len(first.documents)} documents of {args.passages_per_document} passages "
-        f"and {len(first.queries)} queries each, {args.model or 'all-MiniLM-L6-v2'}\n"
+        f"\n{args.model or 'all-MiniLM-L6-v2'} on {len(collections)} collections of {n_documents} documents of "
+        f"{args.passages_per_document} passages, with {n_queries} queries each\n"
     )
     print(table.to_string(index=False, float_format="{:.3f}".format))
     for name, encoder in encoders:
@@ -129,11 +129,17 @@ def build_pipelines(
         yield f"dense {name}", encoder.query_encoder() >> index.np_retriever(num_results=20)
 
 
-def by_collection(pipelines: list[pt.Transformer]) -> pt.Transformer:
+class ByCollection(pt.Transformer):  # type: ignore[misc]
     """Sends each topic to the pipeline of its own collection."""
-    return pt.apply.generic(
-        lambda topics: pd.concat([pipelines[number](part) for number, part in topics.groupby("collection")])
-    )
+
+    def __init__(self, pipelines: list[pt.Transformer]) -> None:
+        """Takes the pipelines in the order of the collections."""
+        self.pipelines = pipelines
+
+    def transform(self, topics: pd.DataFrame) -> pd.DataFrame:
+        """Runs every topic through its pipeline."""
+        parts = [pipeline(topics[topics["collection"] == number]) for number, pipeline in enumerate(self.pipelines)]
+        return pd.concat(parts, ignore_index=True)
 
 
 def add_places(means: pd.DataFrame, per_query: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
