@@ -44,6 +44,8 @@ def calibrate_all_rows(
         strength: In [0, 1].
     """
     n_sequences, n_heads, length, _ = query.shape
+    if not any(baskets.is_calibrated):
+        return
     if query.device.type == "cpu":
         # One sequence at a time: no padding is computed, and a basket is a slice of the keys.
         groups = [slice(i, i + 1) for i, calibrated in enumerate(baskets.is_calibrated) if calibrated]

@@ -123,6 +123,8 @@ class CalibratedPass:
             output = allocate((call.query.shape[0], length, call.query.shape[1], call.value.shape[-1]))
         else:
             output = call.run_plain()[0]
+            if output.requires_grad:
+                output = output.clone()  # fused attention's backward needs its own output
         (calibrate_all_rows if every_row else calibrate_pooled_row)(
             output,
             call.query,

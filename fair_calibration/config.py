@@ -198,7 +198,7 @@ def _validate_isolated_share(share: Any) -> Literal["preserve", "equal"] | float
         )
     if not 0.0 <= float(share) < 1.0:
         raise ValueError(f"isolated_share: expected 'preserve', 'equal' or a number in [0, 1), got {share!r}")
-    return float(share)
+    return float(share) + 0.0  # as for the strength
 
 
 PRESETS: Mapping[str, FairConfig] = {

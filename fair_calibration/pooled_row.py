@@ -65,10 +65,10 @@ def _weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConf
         n_sequences, -1, n_baskets, size
     )
     places = logits.gather(2, slots.expand(-1, n_heads, -1)).view(n_sequences, n_heads, n_baskets, size)
-    places.masked_fill_(~place_visible, MASKED)
+    places = places.masked_fill(~place_visible, MASKED)
     # logsumexp by hand: in place, it halves the peak of memory.
     peak = places.detach().amax(-1, keepdim=True)
-    lse = places.sub_(peak).exp_().sum(-1).log() + peak.squeeze(-1)
+    lse = (places - peak).exp().sum(-1).log() + peak.squeeze(-1)
     del places
 
     isolated = baskets.isolated[:, None]
@@ -84,16 +84,13 @@ def _weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConf
         strength=strength,
     )
     # A key's weight is its share of its basket's softmax, exp(logit - lse), times what the basket gets.
-    log_scale = torch.cat(
-        [
-            shares.baskets.log().movedim(0, -1) - lse,
-            shares.isolated.log().movedim(0, -1) - isolated_logits,
-            torch.full_like(lse[..., :1], -torch.inf),  # the segment of padding
-        ],
-        dim=-1,
-    )
-    scale_of_key = log_scale.gather(2, baskets.segment_of_key[:, None].expand(-1, n_heads, -1))
-    return logits.add_(scale_of_key).masked_fill_(~visible, -torch.inf).exp_()
+    nothing = torch.zeros_like(lse[..., :1])  # the segment of padding
+    segment = baskets.segment_of_key[:, None].expand(-1, n_heads, -1)
+    share = torch.cat([shares.baskets.movedim(0, -1), shares.isolated.movedim(0, -1), nothing], dim=-1)
+    total = torch.cat([lse, isolated_logits, nothing], dim=-1)
+    # Hidden first: of a hidden key exp(logit - total) could overflow.
+    weights = (logits - total.gather(2, segment)).masked_fill(~visible, -torch.inf).exp()
+    return weights * share.gather(2, segment)
 
 
 def _row_logits(query_row: Tensor, key: Tensor, scale: float) -> Tensor:

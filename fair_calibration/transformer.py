@@ -30,11 +30,9 @@ _OWN_STATE = {
     "fair_config",
     "counter",
     "_base_implementation",
-    "_resolved",
-    "_layers",
     "_modules_called",
     "_own_kwargs",
-    "_include_prompt",
+    "_poolings",
 }
 # Fast tokenizers must not be entered by two threads at once ("Already borrowed").
 _tokenizing = threading.RLock()
@@ -96,11 +94,10 @@ class FairTransformer(Transformer):
         self.fair_config = config if isinstance(config, FairConfig) else FairConfig.from_dict(config)
         self.counter = DocumentCounter()
         self._base_implementation = self._check_implementation()
-        self._resolved: FairConfig | None = None
-        self._layers: frozenset[int] = frozenset()
         self._modules_called: tuple[str, ...] = ()
         self._own_kwargs: frozenset[str] = frozenset()
-        self._include_prompt = True
+        # Read at every call, as they may be changed; in a list, as they are no submodules of this one.
+        self._poolings: list[Pooling] = []
 
     def _check_implementation(self) -> BaseImplementation:
         if self.backend != "torch":
@@ -131,16 +128,20 @@ class FairTransformer(Transformer):
             ValueError: The pooling is not one that can be calibrated, the settings do not fit the model, or its
                 attention cannot be reached or is not one that can be calibrated.
         """
-        pooling = self.fair_config.pooling if self.fair_config.pooling != "auto" else _pooling_of(model)
-        resolved = self.fair_config.resolve(pooling)
-        self._include_prompt = all(m.include_prompt for m in model.modules() if isinstance(m, Pooling))
+        self._poolings = [module for module in model.modules() if isinstance(module, Pooling)]
+        config = self._resolve()
         # Models that condition on the task themselves say so in modules.json.
         if module_kwargs := getattr(model, "module_kwargs", None):
             name = next(name for name, module in model.named_children() if module is self)
             self._own_kwargs = frozenset(module_kwargs.get(name, ()))
-        self._modules_called = self._record_layers()
-        self._layers = frozenset(resolved.select_layers(len(self._modules_called)))
-        self._resolved = resolved
+        modules_called = self._record_layers()
+        config.select_layers(len(modules_called))  # whether they are there is to be known now
+        self._modules_called = modules_called
+
+    def _resolve(self) -> FairConfig:
+        """Returns the settings with nothing left on "auto", by the model's pooling as it is now."""
+        config = self.fair_config
+        return config.resolve(_pooling_mode(self._poolings) if config.pooling == "auto" else config.pooling)
 
     def _record_layers(self) -> tuple[str, ...]:
         name = type(self.model).__name__
@@ -224,7 +225,7 @@ class FairTransformer(Transformer):
         if task == "query":
             with handle_attention(None):
                 return super().forward(features, **kwargs)
-        config = self._require_resolved()
+        config = self._require_ready()
         if "attention_mask" not in features:
             raise ValueError(
                 f"features: calibration needs padded text with an attention_mask, got {sorted(features)}; encode other "
@@ -239,9 +240,8 @@ class FairTransformer(Transformer):
             baskets = build_baskets(features["attention_mask"], config, prompt_length=self._excluded_prompt(features))
             n_calibrated = sum(baskets.is_calibrated)
             counts = DocumentCounts(n_calibrated, n_documents - n_calibrated, truncated=n_truncated)
-            calibrated_pass = CalibratedPass(
-                self._layers, baskets.to(features["attention_mask"].device), config, strength
-            )
+            layers = frozenset(config.select_layers(len(self._modules_called)))
+            calibrated_pass = CalibratedPass(layers, baskets.to(features["attention_mask"].device), config, strength)
             with handle_attention(calibrated_pass if n_calibrated else None):
                 result = super().forward(features, **kwargs)
             if n_calibrated and calibrated_pass.n_calls != len(self._modules_called):
@@ -255,25 +255,26 @@ class FairTransformer(Transformer):
 
     def _excluded_prompt(self, features: dict[str, Any]) -> int:
         """Returns the number of leading tokens that pooling leaves out."""
-        if self._include_prompt or "prompt_length" not in features:
+        if all(pooling.include_prompt for pooling in self._poolings) or "prompt_length" not in features:
             return 0
         length = features["prompt_length"]
         return int(length.reshape(-1)[0]) if torch.is_tensor(length) else int(length or 0)
 
-    def _require_resolved(self) -> FairConfig:
-        if self._resolved is None:
+    def _require_ready(self) -> FairConfig:
+        if not self._modules_called:
             raise ValueError(
                 "this FairTransformer is not part of a model yet: use calibrate() or FairSentenceTransformer, "
                 "or call on_model_ready(model)"
             )
-        return self._resolved
+        return self._resolve()
 
     def summary(self) -> Summary:
         """Returns which layers, rows and mechanism are in use, and what became of the documents so far."""
-        layers = tuple(sorted(self._layers))
+        config = self._require_ready()
+        layers = config.select_layers(len(self._modules_called))
         return Summary(
             model=type(self.model).__name__,
-            config=self._require_resolved(),
+            config=config,
             n_layers=len(self._modules_called),
             layers=layers,
             modules=tuple(self._modules_called[i] for i in layers),
@@ -292,8 +293,8 @@ class FairTransformer(Transformer):
         register_implementations()
 
 
-def _pooling_of(model: nn.Module) -> str:
-    modes = [module.pooling_mode for module in model.modules() if isinstance(module, Pooling)]
+def _pooling_mode(poolings: list[Pooling]) -> str:
+    modes = [pooling.pooling_mode for pooling in poolings]
     if len(modes) == 1 and isinstance(modes[0], str) and modes[0] in _POOLING_MODES:
         return _POOLING_MODES[modes[0]]
     found = f"its pooling is {modes[0]!r}" if len(modes) == 1 else f"it has {len(modes)} Pooling modules"

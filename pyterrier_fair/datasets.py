@@ -36,9 +36,7 @@ class PositionDataset(Dataset):
         rows = [(q.qid, q.docno, 1) for q in self.collection.queries]
         return pd.DataFrame(rows, columns=["qid", "docno", "label"])
 
-    def text_loader(
-        self, fields: list[str] | str | Literal["*"] = "*", *, verbose: bool = False
-    ) -> PositionTextLoader:
+    def text_loader(self, fields: list[str] | str | Literal["*"] = "*", *, verbose: bool = False) -> PositionTextLoader:
         """Returns a transformer that adds ``text`` by ``docno``.
 
         Raises:
@@ -49,7 +47,7 @@ class PositionDataset(Dataset):
         return PositionTextLoader(self, verbose=verbose)
 
 
-class PositionTextLoader(pt.Transformer):  # type: ignore[misc]
+class PositionTextLoader(pt.Transformer):
     """Adds the text of documents by ``docno``."""
 
     schematic = {"label": "TextLoader"}

@@ -147,6 +147,14 @@ def test_batch_and_padding_invariance(pooling: str, side: str) -> None:
         assert_close(alone.fast()[0], together[i, tokens], 2e-6)
 
 
+@pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
+def test_a_batch_of_one_short_sequence_is_left_alone(pooling: str) -> None:
+    case = make_case((3,), pooling=pooling).to(torch.float32)
+    assert not case.baskets.is_calibrated[0]
+    assert torch.equal(case.fast(), case.plain())
+    assert torch.equal(case.fast_on_accelerator(), case.plain())
+
+
 def test_rows_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     case = masked_variants(make_case((23, 11), isolate="bos").to(torch.float32))["causal bool"]
     whole, on_accelerator = case.fast(), case.fast_on_accelerator()

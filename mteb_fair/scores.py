@@ -1,0 +1,170 @@
+"""Position measures: scores per group, and PSI, harmonic mean and slope over the groups.
+
+Every position task and script takes its numbers from here. Groups are ordered from the beginning of a document to its
+end. What is undefined (the mean of a group without queries, the slope of one group) is None, ``null`` in a JSON file,
+with the number of queries beside it, and never NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fair_calibration.positions import position_sensitivity_index
+
+METRIC = "ndcg_cut_10"
+"""The per-query score that is grouped, as pytrec_eval calls it; `SCORE` is its name in MTEB's results."""
+SCORE = "ndcg_at_10"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupScore:
+    """The mean score of a group's queries.
+
+    Attributes:
+        n: The number of queries.
+        mean: Their mean score; None where there are none.
+    """
+
+    n: int
+    mean: float | None
+
+    def __post_init__(self) -> None:
+        if self.n < 0 or (self.n == 0) != (self.mean is None):
+            raise ValueError(f"GroupScore: expected a mean exactly where there are queries, got n={self.n}, {self.mean}")
+        if self.mean is not None and not (math.isfinite(self.mean) and self.mean >= 0):
+            raise ValueError(f"GroupScore: expected a finite, nonnegative mean, got {self.mean}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionMeasures:
+    """What a list of groups says about a model.
+
+    Attributes:
+        mean: The mean over the groups, each counting the same; None without queries.
+        psi: ``1 - min / max``: 0 is position-fair. 0 where every group's score is 0; None without queries.
+        harmonic_mean: 0 as soon as one group's score is 0; None without queries.
+        slope: Of the least-squares line of score over position, where positions run from 0 to 1 and a group stands at
+            the middle of its share: negative where the beginning is favoured. None with fewer than two groups.
+    """
+
+    mean: float | None
+    psi: float | None
+    harmonic_mean: float | None
+    slope: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """A partition of documents by position: PosIR has one for each length quartile, for instance.
+
+    Attributes:
+        name: Starts the names of its scores; empty for the main one.
+        groups: The groups' names, from the beginning of documents to their end.
+    """
+
+    name: str
+    groups: tuple[str, ...]
+
+    def key(self, suffix: str) -> str:
+        """Returns the name of a score in MTEB's flat results."""
+        return f"{self.name}_{suffix}" if self.name else suffix
+
+
+def score_groups(
+    per_query: Mapping[str, float], labels: Mapping[str, Iterable[str]], groups: Sequence[str]
+) -> dict[str, GroupScore]:
+    """Computes each group's mean over its queries; a query counts in every group it is labelled with.
+
+    Args:
+        per_query: The score of each query. A query that retrieved nothing may be missing: it scores 0.
+        labels: The groups of each query, of all partitions; those outside ``groups`` are passed over.
+        groups: The names, in order.
+    """
+    members: dict[str, list[float]] = {group: [] for group in groups}
+    for query, names in labels.items():
+        for name in names:
+            if name in members:
+                members[name].append(per_query.get(query, 0.0))
+    return {
+        name: GroupScore(n=len(scores), mean=math.fsum(scores) / len(scores) if scores else None)
+        for name, scores in members.items()
+    }
+
+
+def pool_groups(parts: Iterable[Mapping[str, GroupScore]]) -> dict[str, GroupScore]:
+    """Joins groups of the same names, such as those of several subsets, as if all queries had been scored at once."""
+    members: dict[str, list[GroupScore]] = {}
+    for part in parts:
+        for name, score in part.items():
+            members.setdefault(name, []).append(score)
+    pooled = {}
+    for name, scores in members.items():
+        n = sum(score.n for score in scores)
+        total = math.fsum(score.n * score.mean for score in scores if score.mean is not None)
+        pooled[name] = GroupScore(n=n, mean=total / n if n else None)
+    return pooled
+
+
+def measure_groups(scores: Sequence[GroupScore]) -> PositionMeasures:
+    """Computes the measures over groups given in the order of their positions; empty groups are left out of them.
+
+    Raises:
+        ValueError: There are no groups at all.
+    """
+    if not scores:
+        raise ValueError("scores: expected at least one position group, got none")
+    places = [(index + 0.5) / len(scores) for index in range(len(scores))]
+    filled = [(place, score.mean) for place, score in zip(places, scores, strict=True) if score.mean is not None]
+    if not filled:
+        return PositionMeasures(mean=None, psi=None, harmonic_mean=None, slope=None)
+    means = [mean for _, mean in filled]
+    return PositionMeasures(
+        mean=math.fsum(means) / len(means),
+        psi=position_sensitivity_index(means),
+        harmonic_mean=len(means) / math.fsum(1 / mean for mean in means) if min(means) > 0 else 0.0,
+        slope=_slope(filled),
+    )
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float | None:
+    if len(points) < 2:
+        return None
+    center = math.fsum(x for x, _ in points) / len(points)
+    height = math.fsum(y for _, y in points) / len(points)
+    spread = math.fsum((x - center) ** 2 for x, _ in points)
+    return math.fsum((x - center) * (y - height) for x, y in points) / spread
+
+
+def to_entry(grouping: Grouping, scores: Mapping[str, GroupScore]) -> dict[str, float | int | None]:
+    """Writes groups and their measures as the flat scores of an MTEB result; `from_entry` reads them back."""
+    entry: dict[str, float | int | None] = {}
+    for name in grouping.groups:
+        entry[grouping.key(f"{name}_{SCORE}")] = scores[name].mean
+        entry[grouping.key(f"{name}_n")] = scores[name].n
+    measures = measure_groups([scores[name] for name in grouping.groups])
+    entry[grouping.key(f"position_mean_{SCORE}")] = measures.mean
+    entry[grouping.key("psi")] = measures.psi
+    entry[grouping.key("harmonic_mean")] = measures.harmonic_mean
+    entry[grouping.key("slope")] = measures.slope
+    return entry
+
+
+def from_entry(grouping: Grouping, entry: Mapping[str, Any]) -> dict[str, GroupScore]:
+    """Reads the groups from the flat scores of an MTEB result.
+
+    Raises:
+        ValueError: The entry has no such groups.
+    """
+    scores = {}
+    for name in grouping.groups:
+        score_key, n_key = grouping.key(f"{name}_{SCORE}"), grouping.key(f"{name}_n")
+        if n_key not in entry or score_key not in entry:
+            raise ValueError(
+                f"entry: expected the scores {score_key!r} and {n_key!r}; this result is of another task, or of another "
+                "version of it"
+            )
+        scores[name] = GroupScore(n=int(entry[n_key]), mean=entry[score_key])
+    return scores
