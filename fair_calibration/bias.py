@@ -49,6 +49,13 @@ class AttentionBias:
                 seen = keys[:, None, None, :] <= row_positions
         return _merge(mask, position_bias, seen)
 
+    def of_heads(self, heads: slice) -> AttentionBias:
+        """Returns the part of some heads."""
+        mask, position_bias = (
+            t if t is None or t.shape[1] == 1 else t[:, heads] for t in (self.mask, self.position_bias)
+        )
+        return AttentionBias(mask, position_bias, self.causal)
+
     def rows(self, rows: Tensor, n_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Reads one row of every sequence: ``rows`` is int64 (B,). Returns as `block` does, for (B, H, K)."""
         mask = None if self.mask is None else _take_rows(self.mask, rows)

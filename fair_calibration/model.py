@@ -160,6 +160,7 @@ def _assemble(cls: type[ModelT], model: SentenceTransformer, modules: OrderedDic
         similarity_fn_name=model.similarity_fn_name,
         truncate_dim=model.truncate_dim,
     )
+    new.prompts = dict(model.prompts)  # without the empty defaults that a new model gets
     new.module_kwargs = copy.deepcopy(model.module_kwargs)
     new._model_card_text = model._model_card_text
     return new

@@ -71,20 +71,20 @@ def load_passages(path: str | os.PathLike[str] | None = None) -> list[Passage]:
     """
     source = files("fair_calibration").joinpath("data/passages.jsonl") if path is None else Path(path)
     passages, ids = [], set()
-    for number, line in enumerate(source.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(source.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path or 'passages.jsonl'}, line {number}"
         try:
             passage = _parse(json.loads(line))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{where}: expected a JSON object with article, passage_id, text and questions (id, text, answer, "
                 f"answer_start), got {line[:60]!r} ({type(error).__name__}: {error})"
             ) from error
         for question in passage.questions:
-            found = passage.text[question.answer_start : question.answer_start + len(question.answer)]
-            if found != question.answer:
+            found = passage.text[max(0, question.answer_start) :][: len(question.answer)]
+            if question.answer_start < 0 or found != question.answer:
                 raise ValueError(
                     f"{where}: the answer of question {question.id!r} is {question.answer!r}, but {found!r} stands at "
                     f"character {question.answer_start}"
@@ -99,14 +99,26 @@ def load_passages(path: str | os.PathLike[str] | None = None) -> list[Passage]:
 
 def _parse(record: dict[str, Any]) -> Passage:
     return Passage(
-        article=str(record["article"]),
-        passage_id=str(record["passage_id"]),
-        text=str(record["text"]),
+        article=_text(record, "article"),
+        passage_id=_text(record, "passage_id"),
+        text=_text(record, "text"),
         questions=tuple(
-            Question(id=str(q["id"]), text=str(q["text"]), answer=str(q["answer"]), answer_start=int(q["answer_start"]))
-            for q in record["questions"]
+            Question(
+                id=_text(question, "id"),
+                text=_text(question, "text"),
+                answer=_text(question, "answer"),
+                answer_start=int(question["answer_start"]),
+            )
+            for question in record["questions"]
         ),
     )
+
+
+def _text(record: dict[str, Any], name: str) -> str:
+    value = record[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, not a string")
+    return value
 
 
 def build_collections(

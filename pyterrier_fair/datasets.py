@@ -65,7 +65,7 @@ class PositionTextLoader(pt.Transformer):
             ValueError: A document is not part of the dataset.
         """
         pt.validate.columns(inp, includes=["docno"])
-        if unknown := sorted(set(inp["docno"]) - self._texts.keys()):
+        if unknown := sorted(set(inp["docno"]) - self._texts.keys(), key=repr):
             raise ValueError(f"docno: {len(unknown)} documents are not in the dataset, such as {unknown[:5]}")
         docnos = pt.tqdm(inp["docno"], desc="texts", unit="doc", disable=not self.verbose)
         return inp.assign(text=pd.Series([self._texts[d] for d in docnos], index=inp.index, dtype=object))

@@ -14,6 +14,7 @@ from pyterrier_dr import BiEncoder, SimFn
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import DocumentCounts, FairConfig, FairSentenceTransformer, Summary, calibrate
+from pyterrier_fair.texts import check_texts
 from pyterrier_fair.transformers import FairDocEncoder, FairQueryEncoder, FairScorer
 
 _CONFIG_FIELDS = tuple(field.name for field in fields(FairConfig))
@@ -30,7 +31,8 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         fair_dense.query_encoder() >> FlexIndex("index.flex").np_retriever()
 
     The model's own prompts are used for queries and documents. Every setting is a plain attribute that may be changed
-    at any time, by `pt.GridSearch` too, and is read when documents are encoded.
+    at any time, by `pt.GridSearch` too, and is read when documents are encoded. Encoders with equal settings are
+    equal, so one grid search cannot vary two encoders in one pipeline that differ in nothing but the settings varied.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
             batch_size: Texts per forward pass.
             text_field: The column of the documents' text.
             verbose: Whether to show progress bars.
-            device: Where to run; None for the model's device, or a GPU if there is one.
+            device: Where to run; None for the model's device, or a GPU if there is one. A loaded model moves along, as
+                the weights are shared.
 
         Raises:
             TypeError: ``model`` is none of these.
@@ -79,8 +82,10 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         """
         super().__init__(batch_size=batch_size, text_field=text_field, verbose=verbose)
         self.model = model
-        self._calibrated = _load(model, device)
-        self._plain_max_seq_length = self._calibrated.max_seq_length
+        self.device = device
+        self._calibrated: FairSentenceTransformer
+        self._plain_max_seq_length: int | None
+        self._load()
         given = {
             "strength": strength,
             "basket_size": basket_size,
@@ -104,7 +109,7 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         self.min_content = config.min_content
         self.max_seq_length = max_seq_length
         self.normalize = normalize
-        self.device = device
+        self._checked_batch_size(None)
         self.calibrated_model()  # settings that do not fit the model are said now, not at the first document
 
     @classmethod
@@ -112,8 +117,10 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         cls, model: str | os.PathLike[str] | SentenceTransformer, config: FairConfig, **kwargs: Any
     ) -> FairBiEncoder:
         """Builds an encoder from a `FairConfig`, such as one of `PRESETS`; ``kwargs`` are the other arguments."""
-        settings = {name: getattr(config, name) for name in _CONFIG_FIELDS}
-        return cls(model, **settings, **kwargs)
+        encoder = cls(model, **{name: getattr(config, name) for name in _CONFIG_FIELDS}, **kwargs)
+        encoder.min_content = config.min_content  # None is a setting of its own here
+        encoder.calibrated_model()
+        return encoder
 
     @property
     def fair_config(self) -> FairConfig:
@@ -143,13 +150,32 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         return SimFn.dot
 
     def calibrated_model(self) -> FairSentenceTransformer:
-        """Returns the model with the settings as they stand now."""
+        """Returns the model with the settings as they stand now.
+
+        Raises:
+            ValueError: A setting was set out of range, or does not fit the model.
+        """
+        if self.model is not self._loaded[0] or self.device != self._loaded[1]:
+            self._load()
         config = self.fair_config
         # The strength is an argument of each call: no new model for it.
         if replace(config, strength=self._calibrated.fair_config.strength) != self._calibrated.fair_config:
             self._calibrated = calibrate(self._calibrated, config)
+        if self.max_seq_length is not None and not self.max_seq_length >= 1:
+            raise ValueError(f"max_seq_length: expected at least 1 token, got {self.max_seq_length!r}")
         self._calibrated.max_seq_length = self.max_seq_length or self._plain_max_seq_length
         return self._calibrated
+
+    def _load(self) -> None:
+        self._calibrated = _load(self.model, self.device)
+        self._plain_max_seq_length = self._calibrated.max_seq_length
+        self._loaded = (self.model, self.device)
+
+    def _checked_batch_size(self, given: int | None) -> int:
+        size = self.batch_size if given is None else given
+        if not size >= 1:
+            raise ValueError(f"batch_size: expected at least 1, got {size!r}")
+        return int(size)
 
     @property
     def counts(self) -> DocumentCounts:
@@ -196,7 +222,7 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         """Encodes queries with the plain model, keeping gradients: (n, D) on the model's device."""
         model = self.calibrated_model()
         texts = list(texts)
-        size = batch_size or self.batch_size
+        size = self._checked_batch_size(batch_size)
         parts = []
         for start in range(0, len(texts), size):
             features = model.preprocess(texts[start : start + size], prompt=model.prompts.get("query"), task="query")
@@ -205,19 +231,24 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         if not parts:
             return torch.empty(0, model.get_embedding_dimension() or 0, device=model.device)
         vectors = torch.cat(parts)
-        return torch.nn.functional.normalize(vectors) if self._normalize(model) else vectors
+        if model.truncate_dim is not None:
+            vectors = vectors[..., : model.truncate_dim]
+        return torch.nn.functional.normalize(vectors) if self._unit_length(model) else vectors
 
     def _encode(
         self, texts: Iterable[str], task: str, batch_size: int | None, verbose: bool | None
     ) -> npt.NDArray[np.float32]:
         model = self.calibrated_model()
+        if isinstance(texts, str):
+            raise TypeError(f"texts: expected a list of str, got one str, {texts[:40]!r}")
         texts = list(texts)
+        check_texts(texts, range(len(texts)), column="texts", id_column="number")
         if not texts:
             return np.empty((0, model.get_embedding_dimension() or 0), dtype=np.float32)
         settings: dict[str, Any] = {
-            "batch_size": batch_size or self.batch_size,
+            "batch_size": self._checked_batch_size(batch_size),
             "show_progress_bar": self.verbose if verbose is None else verbose,
-            "normalize_embeddings": self._normalize(model),
+            "normalize_embeddings": self._unit_length(model),
         }
         if task == "query":
             vectors = model.encode_query(texts, **settings)
@@ -225,20 +256,27 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
             vectors = model.encode_document(texts, strength=self.fair_config.strength, **settings)
         return np.asarray(vectors, dtype=np.float32)
 
-    def _normalize(self, model: FairSentenceTransformer) -> bool:
+    def _unit_length(self, model: FairSentenceTransformer) -> bool:
         return model.similarity_fn_name == "cosine" if self.normalize is None else bool(self.normalize)
 
     def _query_key(self) -> Hashable:
         """What the query vectors depend on. The calibration is not part of it: queries are encoded plainly."""
-        return (self.model_name, self.max_seq_length, self.normalize, self.device)
+        model = self.calibrated_model()
+        prompts = tuple(sorted((name, prompt or "") for name, prompt in model.prompts.items()))
+        unit_length = self._unit_length(model)
+        own = (model.max_seq_length, model.truncate_dim, prompts, model.default_prompt_name, unit_length)
+        return (self.model_name, str(model.device), own)
 
     def _doc_key(self) -> Hashable:
         """What the document vectors depend on."""
         return (self._query_key(), self.fair_config)
 
     def __repr__(self) -> str:
-        config = self.fair_config
         default = FairConfig()
+        try:
+            config: Any = self.fair_config
+        except (TypeError, ValueError):
+            config = self  # what is set now is no config, but can be shown
         settings = [f"strength={config.strength}"]
         settings += [
             f"{name}={value!r}"

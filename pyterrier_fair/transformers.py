@@ -11,10 +11,10 @@ import pyterrier as pt
 from pyterrier_dr import SimFn
 from pyterrier_dr.biencoder import BiDocEncoder, BiQueryEncoder, BiScorer
 
+from pyterrier_fair.texts import check_texts
+
 if TYPE_CHECKING:
     from pyterrier_fair.encoder import FairBiEncoder
-
-_NAMED = 5  # how many records an error names
 
 
 class _LiveSettings:
@@ -56,7 +56,7 @@ class _LiveSettings:
 
     def _key(self) -> Hashable:
         """What the result depends on."""
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -157,30 +157,14 @@ class FairScorer(_LiveSettings, BiScorer):  # type: ignore[misc]
 def _encode_column(
     frame: pd.DataFrame, column: str, id_column: str, encoder: FairQueryEncoder | FairDocEncoder
 ) -> list[np.ndarray]:
-    """Encodes a text column, every distinct text once, and returns a vector per row.
-
-    Raises:
-        ValueError: A text is missing (None, NaN, NA).
-        TypeError: A text is no string.
-    """
-    texts = frame[column]
-    ids = frame[id_column] if id_column in frame.columns else frame.index.to_series()
-    missing = texts.isna().to_numpy(dtype=bool)
-    if missing.any():
-        raise ValueError(
-            f"{column}: {missing.sum()} of {len(frame)} rows have no text ({id_column} {_first(ids[missing])}); "
-            "drop them, or fill them with '' before encoding"
-        )
-    odd = np.array([not isinstance(text, str) for text in texts], dtype=bool)
-    if odd.any():
-        kinds = sorted({type(text).__name__ for text in texts[odd]})
-        raise TypeError(f"{column}: expected str, got {', '.join(kinds)} ({id_column} {_first(ids[odd])})")
-    distinct = list(dict.fromkeys(texts))
-    vectors = encoder.encode(distinct)
-    place = {text: i for i, text in enumerate(distinct)}
+    """Encodes a text column, every distinct text once, and returns a vector per row."""
+    texts = frame[column].tolist()
+    check_texts(
+        texts,
+        frame[id_column].tolist() if id_column in frame.columns else frame.index.tolist(),
+        column=column,
+        id_column=id_column if id_column in frame.columns else "row",
+    )
+    place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    vectors = encoder.encode(list(place))
     return [vectors[place[text]] for text in texts]
-
-
-def _first(ids: pd.Series) -> str:
-    names = ", ".join(repr(i) for i in ids.iloc[:_NAMED].tolist())
-    return names + (", ..." if len(ids) > _NAMED else "")

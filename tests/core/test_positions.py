@@ -307,7 +307,7 @@ def test_the_embedded_collections(embedded: list[Passage]) -> None:
     for collection in collections:
         assert len(collection.queries) == 222
         assert {q.place for q in collection.queries} == set(PLACES)
-    assert Counter(q.place for c in collections for q in c.queries) == {place: 222 for place in PLACES}
+    assert Counter(q.place for c in collections for q in c.queries) == dict.fromkeys(PLACES, 222)
 
 
 @pytest.mark.parametrize("k", [1, 0, -2])

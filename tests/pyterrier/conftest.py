@@ -31,7 +31,7 @@ def make_encoder(tiny_folder: Callable[..., Path]) -> MakeEncoder:
     Baskets of 8 tokens and strength 0.8 unless said otherwise.
     """
 
-    def make(family: str = "bert", pooling: str = "cls", **settings: object) -> FairBiEncoder:
+    def make(family: str = "bert", pooling: str = "cls", /, **settings: object) -> FairBiEncoder:
         settings = {"basket_size": 8, "strength": 0.8, "device": "cpu", **settings}
         return FairBiEncoder(str(tiny_folder(family, pooling)), **settings)  # type: ignore[arg-type]
 

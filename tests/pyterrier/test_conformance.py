@@ -149,7 +149,7 @@ def test_applying_attributes_changes_those_alone(make_encoder: MakeEncoder) -> N
     changed = pt.inspect.transformer_apply_attributes(encoder, strength=0.9, batch_size=7)
     assert attributes(changed) == {"model": encoder.model, **SETTINGS, "strength": 0.9, "batch_size": 7}
     assert encoder.strength == 0.3
-    expected = make_encoder(**{**SETTINGS, "strength": 0.9}).encode_docs(TEXTS)
+    expected = make_encoder(**{**SETTINGS, "strength": 0.9, "batch_size": 7}).encode_docs(TEXTS)
     assert np.array_equal(changed.encode_docs(TEXTS), expected)
 
 
@@ -174,6 +174,7 @@ def test_attributes_of_the_parts(make_encoder: MakeEncoder) -> None:
     assert again.batch_size == 4
     for transformer in parts(encoder).values():
         assert pt.inspect.subtransformers(transformer) == {}
+    for transformer in (encoder.query_encoder(), doc_encoder, encoder.scorer()):
         assert pt.inspect.transformer_apply_attributes(transformer) == transformer
 
 

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fair_calibration import FairConfig
+from mteb_fair.cli import build_parser, choose_model, main
+from mteb_fair.registry import register
+from tests.mteb.layouts import write_fineweb
+
+
+def choose(*arguments: str) -> str:
+    register()
+    return choose_model(build_parser().parse_args(["run", *arguments]))
+
+
+def run(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "mteb_fair", *arguments],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+class TestChoice:
+    def test_a_name_of_mteb_is_mtebs_model(self) -> None:
+        assert choose("-m", "BAAI/bge-m3") == "BAAI/bge-m3"
+
+    def test_a_registered_setting(self) -> None:
+        name = "mteb_fair/BAAI__bge-m3@strength=0.5"
+        assert choose("-m", name) == name
+
+    @pytest.mark.parametrize(
+        ("arguments", "settings"),
+        [
+            (["--strength", "0.3"], "strength=0.3"),
+            (["--preset", "full"], "strength=1.0,isolated_share=equal"),
+            (["--preset", "full", "--strength", "0.5"], "strength=0.5,isolated_share=equal"),
+            (["--layers", "6"], "strength=0.5,layers=6"),
+            (["--layers", "0.25"], "strength=0.5,layers=0.25"),
+            (["--layers", "all", "--basket-size", "64"], "strength=0.5,basket_size=64,layers=all"),
+            (["--layers", "3,4"], "strength=0.5,layers=at3+4"),
+            (["--isolated-share", "0.1", "--isolate", "bos"], "strength=0.5,isolate=bos,isolated_share=0.1"),
+            (["--no-calibrate-untyped"], "strength=0.5,calibrate_untyped=False"),
+            (["--max-seq-length", "512"], "strength=0.5,max_seq_length=512"),
+        ],
+    )
+    def test_settings(self, arguments: list[str], settings: str) -> None:
+        assert choose("-m", "BAAI/bge-m3", *arguments) == f"mteb_fair/BAAI__bge-m3@{settings}"
+
+    def test_a_folder(self, tiny_path: Path) -> None:
+        assert choose("-m", str(tiny_path)) == f"mteb_fair/local__{tiny_path.name}@strength=0.5"
+        assert choose("-m", str(tiny_path), "--base-name", "a/b", "--strength", "0") == "mteb_fair/a__b@strength=0.0"
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ([], "--model: expected a name or a folder, got none"),
+            (["-m", "mteb_fair/BAAI__bge-m4@strength=0.5"], r"nearest names are .*mteb_fair/BAAI__bge-m3@strength=0.5"),
+            (["-m", "./nowhere"], "neither a folder nor a registered model"),
+            (["-m", "bge-m3"], "nearest names are .*'BAAI/bge-m3'"),
+            (["-m", "mteb_fair/BAAI__bge-m3@strength=0.5", "--strength", "1"], "has its settings in its name"),
+            (["-m", "BAAI/bge-m3", "--strength", "7"], r"strength: expected a number in \[0, 1\], got 7.0"),
+            (["-m", "BAAI/bge-m3", "--layers", "many"], r"layers: expected one of \['all'\], got 'many'"),
+        ],
+    )
+    def test_errors(self, arguments: list[str], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            choose(*arguments)
+
+    def test_all_settings_have_a_flag(self) -> None:
+        args = build_parser().parse_args(["run"])
+        assert {name for name in FairConfig().to_dict() if not hasattr(args, name)} == set()
+
+
+def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "-m", "BAAI/bge-m3", "-t", "posir"])
+    assert stop.value.code == 2
+    assert "mteb_fair: error: tasks: 'posir' is unknown; the nearest names are ['PosIR'" in capsys.readouterr().err
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "available-tasks" in capsys.readouterr().out
+
+
+def test_the_demo_task_and_local_data_in_a_process(tiny_path: Path, tmp_path: Path) -> None:
+    write_fineweb(tmp_path / "data" / "FineWeb-PosQ", [("red", "red", ["end"]), ("blue", "blue", ["middle"])])
+    process = run(
+        "run", "-m", str(tiny_path), "-t", "PositionDemoRetrieval", "FineWeb-PosQ", "--data-folder", "data",
+        "--strength", "1", "--basket-size", "16", "--output-folder", "out", "--no-co2-tracker", "--batch-size", "16",
+        folder=tmp_path,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    name = f"mteb_fair/local__{tiny_path.name}@strength=1.0,basket_size=16"
+    assert f"model: {name}" in process.stderr
+    (path,) = (tmp_path / "out").rglob("PositionDemoRetrieval.json")
+    assert name.replace("/", "__") in path.parts
+    assert json.loads(path.read_text())["scores"]["test"][0]["beginning_n"] > 0
+    meta = json.loads((path.parent / "model_meta.json").read_text())
+    assert meta["experiment_kwargs"]["basket_size"] == 16
+    (path,) = (tmp_path / "out").rglob("FineWeb-PosQ-local-*.json")
+    assert json.loads(path.read_text())["scores"]["test"][0]["end_n"] == 1

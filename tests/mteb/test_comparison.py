@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+from mteb_fair import PositionDemoRetrieval, get_tasks
+from mteb_fair.comparison import add_change, compare
+from tests.mteb.layouts import write_fineweb, write_posir
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_posir(
+        tmp_path / "data" / "PosIR",
+        "eng-Latn",
+        "law",
+        corpus={f"d{i}": f"ba{'ln'[i % 2]} du text {i}" for i in range(5)},
+        queries={f"q{i}": (f"text {i}", [20 * i, 20 * i + 1], 100, 300) for i in range(5)},
+        qrels=[(f"q{i}", f"d{i}", 1) for i in range(5)],
+    )
+    write_fineweb(tmp_path / "data" / "FineWeb-PosQ", [("red", "red", ["end"]), ("blue", "blue", ["middle"])])
+    return tmp_path / "data"
+
+
+class TestCompare:
+    def test_what_is_on_disk_is_not_computed_again(
+        self, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = {"output": tmp_path, "strengths": [0, 1], "progress": False}
+        first = compare([tiny_path], [PositionDemoRetrieval()], **settings)
+        assert first["strength"].tolist() == [0, 1]
+        monkeypatch.setattr("mteb_fair.encoder.FairEncoder.encode", None)
+        again = compare([tiny_path], [PositionDemoRetrieval()], **settings)
+        # MTEB rounds what it writes.
+        pd.testing.assert_frame_equal(again.infer_objects(), first.infer_objects(), atol=1e-5)
+
+    def test_a_hub_model_is_not_loaded_for_results_on_disk(self, tmp_path: Path) -> None:
+        with pytest.raises(OSError, match="bge-m3"):
+            compare(["BAAI/bge-m3"], [PositionDemoRetrieval()], output=tmp_path, progress=False)
+
+    @pytest.mark.parametrize("name", ["models", "strengths"])
+    def test_nothing_to_do(self, name: str, tmp_path: Path) -> None:
+        settings = {"models": ["BAAI/bge-m3"], "strengths": [0.5], name: []}
+        with pytest.raises(ValueError, match=f"{name}: expected a list of at least one"):
+            compare(tasks=get_tasks("PositionDemoRetrieval"), output=tmp_path, **settings)
+
+
+def test_change_by_hand() -> None:
+    columns = ["model", "strength", "task", "subset", "length", "ndcg_at_10", "psi"]
+    rows = [
+        ["m", 0.0, "t", "s", "all", 0.5, 0.4],
+        ["m", 0.5, "t", "s", "all", 0.6, 0.1],
+        ["m", 0.0, "nano", "s", "all", 0.0, None],
+        ["m", 0.5, "nano", "s", "all", 0.6, None],
+        ["other", 0.5, "t", "s", "all", 0.6, 0.1],
+    ]
+    changed = add_change(pd.DataFrame(rows, columns=columns).astype(object))
+    assert changed["ndcg_change"].iloc[:2].tolist() == pytest.approx([0, 0.2])
+    assert changed["psi_change"].iloc[:2].tolist() == pytest.approx([0, -0.75])
+    assert changed[["ndcg_change", "psi_change"]].iloc[2:].isna().all(axis=None)
+
+
+def test_leaderboard(tiny_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = ["--models", str(tiny_path), "--output", str(tmp_path / "out"), "--no-progress", "--max-seq-length", "64"]
+    table = script("examples/mteb_leaderboard.py").main(arguments)
+    assert table["strength"].tolist() == [0.0, 0.5]
+    printed = capfd.readouterr()
+    assert "PositionDemoRetrieval" in printed.out
+    assert "it/s]" not in printed.err.replace("Loading weights", "")
+    assert (tmp_path / "out" / "leaderboard.png").stat().st_size > 5000
+    assert len(pd.read_csv(tmp_path / "out" / "leaderboard.csv")) == 2
+
+
+def test_reproduction_on_stand_ins(
+    tiny_path: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MTEB_FAIR_DATA", str(data))  # restored afterwards, also from what the script sets
+    module = script("benchmarks/reproduce_paper.py")
+    monkeypatch.setitem(module.PUBLISHED, tiny_path.name, {"q1": 0.123})
+    report = module.main(
+        ["--models", str(tiny_path), "--tasks", "PosIR", "FineWeb-PosQ", "--data-folder", str(data)]
+        + ["--output", str(tmp_path / "out"), "--no-progress"]
+    )
+    rows = report.set_index(["task", "length"])
+    (posir,) = {name for name in report["task"] if name.startswith("PosIR-local-")}
+    assert rows.loc[(posir, "q1"), "PSI published"] == 0.123
+    assert rows.loc[(posir, "q1"), "nDCG plain"] == rows.loc[(posir, "all"), "nDCG plain"]  # one query a bin
+    assert pd.isna(rows.loc[(posir, "q2"), "PSI plain"])
+    printed = capsys.readouterr().out
+    assert "measured:  " in printed
+    assert module.CLAIMS in printed
+
+
+def test_claims_by_hand() -> None:
+    module = script("benchmarks/reproduce_paper.py")
+    columns = ["task", "strength", "n", "psi_change", "ndcg_change"]
+    rows = [["PosIR", 0.5, 3, -0.43, 0.048], ["FineWeb-PosQ", 0.5, 3, 0.1, -0.01], ["NanoX", 0.5, None, None, 0.0]]
+    (measured, published) = module.claims(pd.DataFrame(rows, columns=columns), 0.5)
+    assert measured == "measured:  PSI falls in 1 of 2 cases, by up to 43%; nDCG@10 changes by -1.0% to +4.8%"
+    assert published.startswith("published: PSI falls in all 16 cases")

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mteb
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from mteb.models import EncoderProtocol, SearchProtocol
+from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
+from mteb.types import PromptType
+from sentence_transformers import SentenceTransformer
+from torch.utils.data import DataLoader
+
+from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from mteb_fair import FairEncoder, PositionDemoRetrieval
+from tests.core.tiny_models import documents
+
+SHARP = {"basket_size": 16, "strength": 1.0}
+TEXTS = documents([3, 40, 100, 64, 17])
+TASK = PositionDemoRetrieval.metadata
+
+
+def encode(encoder: Any, kind: str | None, texts: list[str] = TEXTS, task: Any = TASK, **kwargs: Any) -> np.ndarray:
+    inputs = DataLoader(Dataset.from_dict({"text": texts}), batch_size=2)
+    prompt_type = None if kind is None else PromptType(kind)
+    settings = {"task_metadata": task, "hf_split": "test", "hf_subset": "default", "prompt_type": prompt_type}
+    return np.asarray(encoder.encode(inputs, show_progress_bar=False, **settings, **kwargs))
+
+
+@pytest.fixture
+def base(tiny_path: Path) -> SentenceTransformer:
+    model = SentenceTransformer(str(tiny_path), device="cpu")
+    model.prompts = {"query": "ba du ", "document": "ko ", "STS": "mi "}
+    return model
+
+
+class TestVectors:
+    def test_protocol(self, tiny_path: Path) -> None:
+        encoder = FairEncoder(tiny_path)
+        assert isinstance(encoder, EncoderProtocol)
+        assert not isinstance(encoder, SearchProtocol)
+
+    def test_queries_are_those_of_the_base_to_the_bit(self, base: SentenceTransformer) -> None:
+        plain = encode(SentenceTransformerEncoderWrapper(base), "query")
+        assert np.array_equal(encode(FairEncoder(base, **SHARP), "query"), plain)
+
+    @pytest.mark.parametrize("kind", ["query", "document", None])
+    def test_strength_0_is_the_base_to_the_bit(self, base: SentenceTransformer, kind: str | None) -> None:
+        plain = encode(SentenceTransformerEncoderWrapper(base), kind)
+        assert np.array_equal(encode(FairEncoder(base, strength=0), kind), plain)
+
+    def test_documents_are_calibrated(self, base: SentenceTransformer) -> None:
+        config = FairConfig(**SHARP)
+        vectors = encode(FairEncoder(base, config=config), "document")
+        assert np.array_equal(vectors, calibrate(base, config).encode_document(TEXTS))
+        plain = encode(SentenceTransformerEncoderWrapper(base), "document")
+        changed = ~np.isclose(vectors, plain, atol=1e-6).all(axis=1)
+        assert changed.tolist() == [False, True, True, True, True]  # three words are less than a basket
+
+    def test_texts_that_are_neither(self, base: SentenceTransformer, caplog: pytest.LogCaptureFixture) -> None:
+        sts = TASK.model_copy(update={"name": "Some STS", "type": "STS"})
+        plain = encode(SentenceTransformerEncoderWrapper(base), None, task=sts)
+        with caplog.at_level(logging.WARNING, "mteb_fair"):
+            encoder = FairEncoder(base, **SHARP)
+            calibrated = encode(encoder, None, task=sts)
+            encode(encoder, None, task=sts)
+            assert np.array_equal(encode(FairEncoder(base, **SHARP, calibrate_untyped=False), None, task=sts), plain)
+        assert not np.allclose(calibrated, plain, atol=1e-6)
+        said = [record.getMessage() for record in caplog.records if "Some STS" in record.getMessage()]
+        assert said == [
+            "Some STS (STS) has no queries and documents: all its texts are encoded as documents, with calibration "
+            "(calibrate_untyped=True).",
+            "Some STS (STS) has no queries and documents: all its texts are encoded plainly, without calibration "
+            "(calibrate_untyped=False).",
+        ]
+
+    def test_the_given_model_stays_as_it_is(self, base: SentenceTransformer) -> None:
+        encoder = FairEncoder(base, **SHARP, max_seq_length=20, model_prompts={"query": "la "}, embed_dim=8)
+        assert encode(encoder, "document").shape == (len(TEXTS), 8)
+        assert (base.max_seq_length, base.truncate_dim, base.prompts["query"]) == (128, None, "ba du ")
+
+    def test_bad_vectors_are_named(self, base: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+        encoder = FairEncoder(base)
+        bad = np.ones((5, 4), dtype=np.float32)
+        bad[1, 2], bad[4, 0] = np.nan, np.inf
+        monkeypatch.setattr(encoder._wrapper, "encode", lambda *_, **__: bad)
+        with pytest.raises(ValueError, match=r"Retrieval, default: 2 of 5 document vectors .* positions \[1, 4\] of"):
+            encode(encoder, "document")
+        monkeypatch.setattr(encoder._wrapper, "encode", lambda *_, **__: torch.tensor(bad))
+        with pytest.raises(ValueError, match=r"positions \[1, 4\]"):
+            encode(encoder, "query")
+
+    def test_quantized_vectors_pass(self, base: SentenceTransformer) -> None:
+        assert encode(FairEncoder(base), "document", precision="int8").dtype == np.int8
+
+    @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
+    def test_similarity_is_the_models(self, base: SentenceTransformer, similarity: str) -> None:
+        base.similarity_fn_name = similarity  # type: ignore[assignment]
+        encoder = FairEncoder(base)
+        vectors = torch.tensor(encode(encoder, "query"))
+        assert torch.equal(torch.as_tensor(encoder.similarity(vectors, vectors)), base.similarity(vectors, vectors))
+        pairs = base.similarity_pairwise(vectors, vectors.flip(0))
+        assert torch.equal(torch.as_tensor(encoder.similarity_pairwise(vectors, vectors.flip(0))), pairs)
+
+
+class TestIdentity:
+    def test_metadata(self, tiny_path: Path) -> None:
+        meta = FairEncoder(tiny_path, strength=0.3, calibrate_untyped=False).mteb_model_meta
+        assert meta.name == f"mteb_fair/local__{tiny_path.name}@strength=0.3,calibrate_untyped=False"
+        assert meta.adapted_from == f"local/{tiny_path.name}"
+        assert meta.experiment_kwargs is not None
+        assert meta.experiment_kwargs["strength"] == 0.3
+        assert meta.experiment_kwargs["calibrate_untyped"] is False
+        assert (meta.max_tokens, meta.embed_dim, meta.similarity_fn_name) == (128, 32, "cosine")
+        json.dumps(meta.to_dict(), default=str)
+
+    def test_paths_and_instances_of_the_same_weights_are_the_same(self, tiny_path: Path) -> None:
+        metas = [
+            FairEncoder(model).mteb_model_meta
+            for model in (tiny_path, str(tiny_path), SentenceTransformer(str(tiny_path), device="cpu"))
+        ]
+        assert len({(meta.name, meta.revision, meta.experiment_name) for meta in metas}) == 1
+
+    def test_what_is_given_as_it_is_anyway_makes_no_variant(self, tiny_path: Path) -> None:
+        plain = FairEncoder(tiny_path)
+        given = FairEncoder(
+            tiny_path, strength=0.5, basket_size=128, layers=0.5, max_seq_length=128, embed_dim=32,
+            model_prompts=plain.model.prompts,
+        )  # fmt: skip
+        assert given.variant == plain.variant
+        assert given.mteb_model_meta.revision == plain.mteb_model_meta.revision
+
+    def test_other_weights_are_another_revision(self, tiny_path: Path, tmp_path: Path) -> None:
+        (tmp_path / "x").mkdir()
+        folder = tmp_path / "x" / tiny_path.name
+        shutil.copytree(tiny_path, folder)
+        changed = SentenceTransformer(str(folder), device="cpu")
+        with torch.no_grad():
+            next(changed.parameters())[0, 0] += 1
+        changed.save_pretrained(str(folder))
+        metas = [FairEncoder(path).mteb_model_meta for path in (tiny_path, folder)]
+        assert metas[0].name == metas[1].name
+        assert metas[0].revision != metas[1].revision
+
+    def test_a_saved_model_keeps_its_settings(self, tiny_path: Path, tmp_path: Path) -> None:
+        saved = FairSentenceTransformer(str(tiny_path), config=FairConfig(**SHARP), device="cpu")
+        saved.save_pretrained(str(tmp_path / "saved"))
+        assert FairEncoder(tmp_path / "saved").fair_config == FairConfig(**SHARP)
+        assert FairEncoder(tmp_path / "saved", strength=0.2).fair_config == FairConfig(basket_size=16, strength=0.2)
+        assert FairEncoder(saved).fair_config == FairConfig(**SHARP)
+
+    def test_mteb_cannot_overwrite_it(self, tiny_path: Path) -> None:
+        encoder = FairEncoder(tiny_path, base_name="org/model")
+        name = encoder.mteb_model_meta.name
+        encoder.mteb_model_meta = encoder.mteb_model_meta.model_copy(
+            update={"name": "a/b", "experiment_kwargs": None, "license": "mit"}
+        )
+        assert (encoder.mteb_model_meta.name, encoder.mteb_model_meta.license) == (name, "mit")
+        assert encoder.mteb_model_meta.experiment_kwargs is not None
+
+
+def test_two_strengths_are_two_results_through_both_doors(tiny_path: Path, tmp_path: Path) -> None:
+    cache = mteb.ResultCache(tmp_path / "cache")
+    expected, through_evaluate, through_run = [], [], []
+    for strength in (0.0, 1.0):
+        encoder = FairEncoder(tiny_path, basket_size=16, strength=strength)
+        for results, result in (
+            (expected, mteb.evaluate(encoder, PositionDemoRetrieval(), cache=None, show_progress_bar=False)),
+            (through_evaluate, mteb.evaluate(encoder, PositionDemoRetrieval(), cache=cache, show_progress_bar=False)),
+        ):
+            results.append(result.task_results[0].scores["test"][0]["psi"])
+        (run,) = mteb.MTEB([PositionDemoRetrieval()]).run(encoder, output_folder=str(tmp_path / "run"), verbosity=0)
+        through_run.append(run.scores["test"][0]["psi"])
+    assert expected[0] != expected[1]
+    assert through_evaluate == expected
+    assert through_run == expected
+    # Defaults given or left out, and a second run: nothing is computed again.
+    again = FairEncoder(tiny_path, basket_size=16, strength=1, layers=0.5)
+    mteb.evaluate(again, PositionDemoRetrieval(), cache=cache, overwrite_strategy="only-cache")
+    assert again.counts.documents == 0
+    loaded = cache.load_results(load_experiments="match_name", require_model_meta=False)
+    assert len({result.model_name for result in loaded.model_results}) == 2
+
+
+class TestErrors:
+    def test_not_a_model(self) -> None:
+        with pytest.raises(TypeError, match="model: expected a name, a path or a SentenceTransformer, got int"):
+            FairEncoder(3)  # type: ignore[arg-type]
+
+    def test_config_and_settings(self, tiny_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"got both a config and \['strength'\]"):
+            FairEncoder(tiny_path, config=FairConfig(), strength=0.5)
+
+    def test_bad_settings(self, tiny_path: Path, base: SentenceTransformer) -> None:
+        with pytest.raises(ValueError, match=r"strength: expected a number in \[0, 1\], got 2"):
+            FairEncoder(tiny_path, strength=2)
+        with pytest.raises(TypeError, match="calibrate_untyped: expected True or False, got 'no'"):
+            FairEncoder(tiny_path, calibrate_untyped="no")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="base_name: expected 'organization/name', got 'model'"):
+            FairEncoder(tiny_path, base_name="model")
+        with pytest.raises(ValueError, match=r"\['revision'\] are for loading a name or a folder"):
+            FairEncoder(base, "abc")

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from fair_calibration import FairConfig, calibrate
+from mteb_fair.identity import Variant, fingerprint_model
+
+
+def variant(**settings: object) -> Variant:
+    return Variant(base_name="BAAI/bge-m3", **{"config": FairConfig(), **settings})  # type: ignore[arg-type]
+
+
+class TestVariant:
+    def test_name(self) -> None:
+        assert variant().name == "mteb_fair/BAAI__bge-m3@strength=0.5"
+        config = FairConfig(strength=1, basket_size=64, layers=(3, 5))
+        assert variant(config=config).name == "mteb_fair/BAAI__bge-m3@strength=1.0,basket_size=64,layers=at3+5"
+        assert variant(calibrate_untyped=False).name.endswith("@strength=0.5,calibrate_untyped=False")
+        assert variant(max_seq_length=512).name.endswith("@strength=0.5,max_seq_length=512")
+
+    def test_explicit_defaults_are_omitted_defaults(self) -> None:
+        explicit = variant(config=FairConfig(strength=0.5, basket_size=128, min_content=None), calibrate_untyped=True)
+        assert explicit == variant()
+        assert explicit.name == variant().name
+        assert explicit.experiment_kwargs == variant().experiment_kwargs
+
+    def test_every_setting_is_told_apart(self) -> None:
+        variants = [
+            variant(),
+            variant(config=FairConfig(strength=0.3)),
+            variant(config=FairConfig(basket_size=64)),
+            variant(config=FairConfig(layers=1)),
+            variant(config=FairConfig(layers="all")),
+            variant(config=FairConfig(layers=(1,))),
+            variant(config=FairConfig(pooling="mean")),
+            variant(config=FairConfig(isolate="bos")),
+            variant(config=FairConfig(isolated_share="equal")),
+            variant(config=FairConfig(last_basket="proportional")),
+            variant(config=FairConfig(min_content=64)),
+            variant(calibrate_untyped=False),
+            variant(max_seq_length=512),
+            variant(embed_dim=64),
+            variant(model_prompts={"query": "q: "}),
+            variant(model_prompts={"query": "Q: "}),
+        ]
+        # `MTEB(...).run` goes by the name alone, `mteb.evaluate` by the experiment settings, too.
+        assert len({v.name for v in variants}) == len(variants)
+        assert len({str(v.experiment_kwargs) for v in variants}) == len(variants)
+
+
+class TestFingerprint:
+    def test_copies_are_the_same_and_calibration_is_no_part(self, tiny_path: Path, tmp_path: Path) -> None:
+        shutil.copytree(tiny_path, tmp_path / "copy")
+        models = [SentenceTransformer(str(path), device="cpu") for path in (tiny_path, tmp_path / "copy")]
+        plain = fingerprint_model(models[0])
+        assert fingerprint_model(models[1]) == plain
+        models[1].encode(["some text"])  # sets the tokenizer's truncation and padding
+        assert fingerprint_model(models[1]) == plain
+        assert fingerprint_model(calibrate(models[0], FairConfig(strength=1))) == plain
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda model: next(model.parameters()).data[0, 0].add_(1e-6),
+            lambda model: setattr(model, "prompts", {"query": "q: "}),
+            lambda model: setattr(model, "max_seq_length", 7),
+            lambda model: setattr(model, "truncate_dim", 7),
+            lambda model: setattr(model, "similarity_fn_name", "dot"),
+            lambda model: model.to(torch.bfloat16),
+        ],
+    )
+    def test_what_changes_vectors_changes_it(
+        self, tiny_path: Path, change: Callable[[SentenceTransformer], object]
+    ) -> None:
+        model = SentenceTransformer(str(tiny_path), device="cpu")
+        before = fingerprint_model(model)
+        change(model)
+        assert fingerprint_model(model) != before

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import mteb
+import pytest
+from mteb.models.model_implementations import MODEL_REGISTRY
+
+import mteb_fair
+from fair_calibration import PRESETS, FairConfig
+from mteb_fair.registry import BASE_MODELS, REGISTERED, TASKS, nearest
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    mteb_fair.register()
+
+
+def test_importing_registers_nothing() -> None:
+    code = """
+import mteb, mteb_fair
+from mteb.models.model_implementations import MODEL_REGISTRY
+assert not [name for name in MODEL_REGISTRY if name.startswith("mteb_fair/")]
+n_models, n_tasks, n_benchmarks = len(MODEL_REGISTRY), len(mteb.get_tasks()), len(mteb.get_benchmarks())
+mteb_fair.register()
+mteb_fair.register()
+from mteb_fair.registry import BASE_MODELS, REGISTERED
+assert len(MODEL_REGISTRY) == n_models + len(BASE_MODELS) * len(REGISTERED)
+assert len(mteb.get_tasks()) == n_tasks + 5
+assert len(mteb.get_benchmarks()) == n_benchmarks + 1
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+class TestModels:
+    def test_every_model_in_every_setting(self) -> None:
+        for base in BASE_MODELS:
+            for config in REGISTERED:
+                meta = mteb.get_model_meta(f"mteb_fair/{mteb_fair.Variant(base_name=base, config=config).name[10:]}")
+                assert meta.adapted_from == base
+                assert meta.experiment_kwargs is not None
+                assert meta.experiment_kwargs["strength"] == config.strength
+
+    def test_facts_are_those_of_the_base(self) -> None:
+        base = mteb.get_model_meta("BAAI/bge-m3")
+        meta = mteb.get_model_meta("mteb_fair/BAAI__bge-m3@strength=0.5")
+        for name in ("revision", "languages", "n_parameters", "license", "training_datasets", "similarity_fn_name"):
+            assert getattr(meta, name) == getattr(base, name)
+        assert base.name == "BAAI/bge-m3"  # MTEB's own stays
+        assert base.experiment_kwargs is None
+        assert meta.get_training_datasets() == base.get_training_datasets()
+
+    def test_presets_are_there(self) -> None:
+        assert set(PRESETS.values()) < set(REGISTERED)
+
+    def test_loading_by_name(self, tiny_path: Path, tmp_path: Path) -> None:
+        config = FairConfig(strength=0.25, layers=(1, 2))
+        name = mteb_fair.register_model(tiny_path, config=config, calibrate_untyped=False, max_seq_length=64)
+        encoder = mteb.get_model(name, device="cpu")
+        assert isinstance(encoder, mteb_fair.FairEncoder)
+        assert encoder.fair_config == config
+        assert encoder.model.max_seq_length == 64
+        registered, loaded = mteb.get_model_meta(name), encoder.mteb_model_meta
+        assert (registered.name, registered.revision, registered.experiment_name) == (
+            loaded.name,
+            loaded.revision,
+            loaded.experiment_name,
+        )
+        # evaluated by metadata, the results are found again by the model
+        cache = mteb.ResultCache(tmp_path)
+        task = mteb_fair.PositionDemoRetrieval()
+        mteb.evaluate(registered, task, cache=cache, show_progress_bar=False)
+        mteb.evaluate(encoder, task, cache=cache, overwrite_strategy="only-cache")
+        assert encoder.counts.documents == 0
+
+    def test_prompts_by_name(self, tiny_path: Path) -> None:
+        name = mteb_fair.register_model(tiny_path, model_prompts={"query": "ba "})
+        assert mteb.get_model(name).model.prompts == {"query": "ba "}
+
+    def test_settings_at_loading(self, tiny_path: Path) -> None:
+        name = mteb_fair.register_model(tiny_path)
+        encoder = mteb.get_model(name, strength=0.125)
+        assert encoder.mteb_model_meta.name.endswith("@strength=0.125")
+
+    def test_a_name_that_mteb_does_not_know(self) -> None:
+        name = mteb_fair.register_model("someone/some-model")
+        assert name == "mteb_fair/someone__some-model@strength=0.5"
+        assert MODEL_REGISTRY[name].adapted_from == "someone/some-model"
+        del MODEL_REGISTRY[name]
+
+
+class TestTasks:
+    def test_mteb_finds_them(self) -> None:
+        for name, cls in TASKS.items():
+            assert type(mteb.get_task(name)) is cls
+        assert {task.metadata.name for task in mteb.get_tasks(languages=["kor"])} >= {"PosIR", "PosIRCrossLingual"}
+
+    def test_the_benchmark(self) -> None:
+        benchmark = mteb.get_benchmark("PositionFair")
+        names = [task.metadata.name for task in benchmark.tasks]
+        assert names == ["PosIR", "PosIRCrossLingual", "FineWeb-PosQ", "SQuAD-PosQ"]
+        assert [task.metadata.name for task in mteb_fair.get_tasks()] == names
+
+    def test_another_task_of_the_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        registry = importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY
+        monkeypatch.setitem(registry, "PosIR", mteb_fair.SQuADPosQ)
+        with pytest.raises(ValueError, match="MTEB has another task named 'PosIR'"):
+            mteb_fair.register()
+
+
+class TestGetTasks:
+    def test_nanobeir_beside_ours(self) -> None:
+        names = [task.metadata.name for task in mteb_fair.get_tasks(["PositionDemoRetrieval", "NanoBEIR"])]
+        assert names[0] == "PositionDemoRetrieval"
+        assert len(names) == 14
+        assert all(name.startswith("Nano") for name in names[1:])
+
+    def test_mtebs_own(self) -> None:
+        (task,) = mteb_fair.get_tasks("NanoArguAnaRetrieval", languages=["eng"])
+        assert task.metadata.name == "NanoArguAnaRetrieval"
+
+    @pytest.mark.parametrize(
+        ("name", "near"), [("posir", "PosIR"), ("FineWebPosQ", "FineWeb-PosQ"), ("NanoArguana", "NanoArguAnaRetrieval")]
+    )
+    def test_unknown(self, name: str, near: str) -> None:
+        with pytest.raises(ValueError, match=f"tasks: '{name}' is unknown; the nearest names are .*'{near}'"):
+            mteb_fair.get_tasks(name)
+
+    def test_bad_arguments(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"languages: expected a list, got 'eng'; write \['eng'\]"):
+            mteb_fair.get_tasks("PosIR", languages="eng")
+        with pytest.raises(ValueError, match="data_folder: expected a single task for it"):
+            mteb_fair.get_tasks(["PosIR", "FineWeb-PosQ"], data_folder=tmp_path)
+        with pytest.raises(ValueError, match="data_folder: 'NanoArguAnaRetrieval' is MTEB's own task"):
+            mteb_fair.get_tasks("NanoArguAnaRetrieval", data_folder=tmp_path)
+
+
+def test_nearest() -> None:
+    assert nearest("bge-m4", ["BAAI/BGE-M3", "bge-m3", "other"], n=1) == ["bge-m3"]
+    assert nearest("????", ["abc"]) == []

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mteb_fair.sources import data_files, fingerprint, hub_folder, local_folder, read_rows
+
+
+def test_the_argument_goes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "root" / "PosIR").mkdir(parents=True)
+    (tmp_path / "own").mkdir()
+    assert local_folder("PosIR", None) is None
+    monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path / "root"))
+    assert local_folder("PosIR", None) == (tmp_path / "root" / "PosIR").resolve()
+    assert local_folder("FineWeb-PosQ", None) is None
+    assert local_folder("PosIR", tmp_path / "own") == (tmp_path / "own").resolve()
+
+
+def test_missing_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"data_folder: expected the folder of PosIR, got '.*nowhere'"):
+        local_folder("PosIR", tmp_path / "nowhere")
+    monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"MTEB_FAIR_DATA: expected a folder, got '.*nowhere'"):
+        local_folder("PosIR", None)
+
+
+def test_the_hub_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match=r"no/such-dataset: the dataset is neither in the cache .* give a local copy"):
+        hub_folder("no/such-dataset", "main", ["*"])
+
+
+class TestRows:
+    def test_parquet_and_json_lines_are_the_same(self, tmp_path: Path) -> None:
+        frame = pd.DataFrame({"_id": ["007", "1"], "text": ["a", "2020-01-01"], "more": [1, 2]})
+        frame.to_parquet(tmp_path / "a.parquet")
+        frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+        expected = [{"_id": "007", "text": "a"}, {"_id": "1", "text": "2020-01-01"}]
+        assert read_rows(tmp_path / "a.parquet", ["_id", "text"]) == expected
+        assert read_rows(tmp_path / "a.jsonl", ["_id", "text"]) == expected
+
+    def test_missing_column(self, tmp_path: Path) -> None:
+        pd.DataFrame({"id": [1]}).to_parquet(tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=r"expected the columns \['_id'\], \['_id'\] are not in \['id'\]"):
+            read_rows(tmp_path / "a.parquet", ["_id"])
+
+    def test_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="there is no such file"):
+            read_rows(tmp_path / "a.parquet", ["_id"])
+
+
+class TestFingerprint:
+    def test_knows_contents_and_names_and_nothing_else(self, tmp_path: Path) -> None:
+        for name in ("one", "two"):
+            (tmp_path / name / "part").mkdir(parents=True)
+            (tmp_path / name / "part" / "a.jsonl").write_text('{"a": 1}\n')
+            (tmp_path / name / "README.md").write_text(name)
+        assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")
+        changed = tmp_path / "two" / "part" / "a.jsonl"
+        changed.write_text('{"a": 2}\n')
+        os.utime(changed, ns=(1, 1))
+        assert fingerprint(tmp_path / "one") != fingerprint(tmp_path / "two")
+        assert [path.name for path in data_files(tmp_path / "one")] == ["a.jsonl"]
+
+    def test_empty_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"expected files that end in .parquet or .jsonl in or below"):
+            fingerprint(tmp_path)
