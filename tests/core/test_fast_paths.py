@@ -155,21 +155,29 @@ def test_a_batch_of_one_short_sequence_is_left_alone(pooling: str) -> None:
     assert torch.equal(case.fast_on_accelerator(), case.plain())
 
 
-def test_rows_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = masked_variants(make_case((23, 11), isolate="bos").to(torch.float32))["causal bool"]
-    whole, on_accelerator = case.fast(), case.fast_on_accelerator()
-    n_rows: list[int] = []
+def test_rows_and_heads_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = masked_variants(make_case((23, 11), isolate="bos", n_heads=4, n_kv=2).to(torch.float32))
     attend_with_lse = all_rows.attend_with_lse
+    for case in variants.values():
+        with monkeypatch.context() as patch:
+            whole, on_accelerator = case.fast(), case.fast_on_accelerator()
+            shapes: set[tuple[int, int]] = set()
 
-    def spy(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        n_rows.append(query.shape[2])
-        return attend_with_lse(query, *args, **kwargs)
+            def spy(
+                query: torch.Tensor, *args: Any, shapes: set[tuple[int, int]] = shapes, **kwargs: Any
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+                shapes.add((query.shape[1], query.shape[2]))
+                return attend_with_lse(query, *args, **kwargs)
 
-    monkeypatch.setattr(all_rows, "attend_with_lse", spy)
-    monkeypatch.setattr(all_rows, "_BLOCK_BYTES", 2 * 4 * 4 * 6 * 5)  # five rows of two heads, four values, six baskets
-    assert_close(case.fast(), whole, 1e-6)
-    assert set(n_rows) == {5, 3, 1}  # 23 and 11 rows in blocks of 5
-    assert_close(case.fast_on_accelerator(), on_accelerator, 1e-6)
+            patch.setattr(all_rows, "attend_with_lse", spy)
+            patch.setattr(all_rows, "_ROWS_PER_BLOCK", 5)
+            patch.setattr(all_rows, "_CPU_BYTES", 1)
+            assert_close(case.fast(), whole, 1e-6)
+            assert shapes == {(2, 5), (2, 3), (2, 1)}  # one of two key-value heads, 23 and 11 rows in blocks of 5
+            shapes.clear()
+            patch.setattr(all_rows, "_DEVICE_BYTES", 1)
+            assert_close(case.fast_on_accelerator(), on_accelerator, 1e-6)
+            assert shapes == {(4, 1)}
 
 
 def test_pooled_row_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
