@@ -46,18 +46,15 @@ def calibrate_pooled_row(
     in_sequence = (baskets.segment_of_key < baskets.n_baskets + baskets.isolated.shape[1])[:, None]
     visible = in_sequence if visible is None else visible & in_sequence  # (B, 1 or H, K)
 
-    logits = _row_logits(query_row, key, scale)  # (B, H, K)
-    if row_bias is not None:
-        logits += row_bias
-    logits.masked_fill_(~visible, MASKED)
-    weights = _weights(logits, visible, baskets, config, strength).to(logits.dtype)
+    # The logits are handed over, not kept: they are as large as the weights.
+    weights = _weights(_row_logits(query_row, key, row_bias, visible, scale), visible, baskets, config, strength)
     row = _weighted_values(weights, value)  # (B, H, D_v)
     plain = output[sequences, baskets.pooled]
     output[sequences, baskets.pooled] = torch.where(baskets.calibrated[:, None, None], row.to(output.dtype), plain)
 
 
 def _weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConfig, strength: float) -> Tensor:
-    """Turns the logits of one row per sequence, float32 (B, H, K), into its blended attention weights, in place."""
+    """Turns the logits of one row per sequence, float32 (B, H, K), into its blended attention weights."""
     n_sequences, n_heads, _ = logits.shape
     n_baskets, size = baskets.n_baskets, baskets.basket_size
     slots = baskets.slots[:, None]
@@ -65,10 +62,10 @@ def _weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConf
         n_sequences, -1, n_baskets, size
     )
     places = logits.gather(2, slots.expand(-1, n_heads, -1)).view(n_sequences, n_heads, n_baskets, size)
-    places = places.masked_fill(~place_visible, MASKED)
+    places.masked_fill_(~place_visible, MASKED)
     # logsumexp by hand: in place, it halves the peak of memory.
     peak = places.detach().amax(-1, keepdim=True)
-    lse = (places - peak).exp().sum(-1).log() + peak.squeeze(-1)
+    lse = places.sub_(peak).exp_().sum(-1).log() + peak.squeeze(-1)
     del places
 
     isolated = baskets.isolated[:, None]
@@ -89,19 +86,23 @@ def _weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConf
     share = torch.cat([shares.baskets.movedim(0, -1), shares.isolated.movedim(0, -1), nothing], dim=-1)
     total = torch.cat([lse, isolated_logits, nothing], dim=-1)
     # Hidden first: of a hidden key exp(logit - total) could overflow.
-    weights = (logits - total.gather(2, segment)).masked_fill(~visible, -torch.inf).exp()
-    return weights * share.gather(2, segment)
+    within = total.neg().gather(2, segment).add_(logits).masked_fill_(~visible, -torch.inf).exp_()
+    del logits
+    return share.gather(2, segment).mul_(within)
 
 
-def _row_logits(query_row: Tensor, key: Tensor, scale: float) -> Tensor:
-    """Multiplies (B, H, D) with the keys (B, H_kv, K, D) in float32, giving (B, H, K)."""
+def _row_logits(query_row: Tensor, key: Tensor, bias: Tensor | None, visible: Tensor, scale: float) -> Tensor:
+    """Multiplies (B, H, D) with the keys (B, H_kv, K, D) in float32, giving logits (B, H, K), `MASKED` where hidden."""
     n_sequences, n_heads, dim = query_row.shape
     n_kv, n_keys = key.shape[1:3]
     grouped = query_row.float().view(n_sequences, n_kv, n_heads // n_kv, dim) * scale
     logits = torch.cat(
         [grouped[step] @ key[step].float().transpose(-1, -2) for step in _steps(key)] or [grouped.new_zeros(0)]
     )
-    return logits.view(n_sequences, n_heads, n_keys)
+    logits = logits.view(n_sequences, n_heads, n_keys)
+    if bias is not None:
+        logits += bias
+    return logits.masked_fill_(~visible, MASKED)
 
 
 def _weighted_values(weights: Tensor, value: Tensor) -> Tensor:
