@@ -1,4 +1,4 @@
-# Everything runs in .venv, made on first use. Only Python 3.10+ and make are needed.
+# Everything runs in .venv, made on first use. Only Python 3.11+ and make are needed.
 PYTHON ?= python3
 # The CPU build, where your package index has it under this name; for a GPU build: make demo TORCH=torch
 TORCH ?= torch==2.13.0

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +118,10 @@ def build_pipelines(
 ) -> Iterator[tuple[str, pt.Transformer]]:
     """Indexes one collection and yields its retrieval pipelines by name."""
     pisa = PisaIndex(str(folder / "bm25"), text_field="text")
-    pisa.index(dataset.get_corpus_iter(verbose=False))
     bm25 = pisa.bm25(num_results=20)
+    with silenced():
+        pisa.index(dataset.get_corpus_iter(verbose=False))
+        bm25.search("first")  # PISA finishes its index at the first search
     yield "BM25", bm25
     for name, encoder in encoders:
         yield f"BM25 + {name}", bm25 >> pt.text.get_text(dataset) >> encoder
@@ -124,6 +129,24 @@ def build_pipelines(
         index = FlexIndex(str(folder / name), verbose=verbose)
         (encoder.doc_encoder() >> index).index(dataset.get_corpus_iter(verbose=False))
         yield f"dense {name}", encoder.query_encoder() >> index.np_retriever(num_results=20)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Keeps PISA's log, which is written past Python, off the terminal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept[0], 1)
+            os.dup2(kept[1], 2)
+            for descriptor in kept:
+                os.close(descriptor)
 
 
 class ByCollection(pt.Transformer):  # type: ignore[misc]

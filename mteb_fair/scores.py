@@ -33,7 +33,7 @@ class GroupScore:
 
     def __post_init__(self) -> None:
         if self.n < 0 or (self.n == 0) != (self.mean is None):
-            raise ValueError(f"GroupScore: expected a mean exactly where there are queries, got n={self.n}, {self.mean}")
+            raise ValueError(f"GroupScore: expected a mean just where there are queries, got n={self.n}, {self.mean}")
         if self.mean is not None and not (math.isfinite(self.mean) and self.mean >= 0):
             raise ValueError(f"GroupScore: expected a finite, nonnegative mean, got {self.mean}")
 
@@ -61,15 +61,15 @@ class Grouping:
     """A partition of documents by position: PosIR has one for each length quartile, for instance.
 
     Attributes:
-        name: Starts the names of its scores; empty for the main one.
-        groups: The groups' names, from the beginning of documents to their end.
+        name: Starts the names of its measures; empty for the main one.
+        groups: The groups' names, from the beginning of documents to their end; no two partitions of a task share any.
     """
 
     name: str
     groups: tuple[str, ...]
 
     def key(self, suffix: str) -> str:
-        """Returns the name of a score in MTEB's flat results."""
+        """Returns the name of a measure in MTEB's flat results."""
         return f"{self.name}_{suffix}" if self.name else suffix
 
 
@@ -142,8 +142,8 @@ def to_entry(grouping: Grouping, scores: Mapping[str, GroupScore]) -> dict[str, 
     """Writes groups and their measures as the flat scores of an MTEB result; `from_entry` reads them back."""
     entry: dict[str, float | int | None] = {}
     for name in grouping.groups:
-        entry[grouping.key(f"{name}_{SCORE}")] = scores[name].mean
-        entry[grouping.key(f"{name}_n")] = scores[name].n
+        entry[f"{name}_{SCORE}"] = scores[name].mean
+        entry[f"{name}_n"] = scores[name].n
     measures = measure_groups([scores[name] for name in grouping.groups])
     entry[grouping.key(f"position_mean_{SCORE}")] = measures.mean
     entry[grouping.key("psi")] = measures.psi
@@ -160,11 +160,11 @@ def from_entry(grouping: Grouping, entry: Mapping[str, Any]) -> dict[str, GroupS
     """
     scores = {}
     for name in grouping.groups:
-        score_key, n_key = grouping.key(f"{name}_{SCORE}"), grouping.key(f"{name}_n")
+        score_key, n_key = f"{name}_{SCORE}", f"{name}_n"
         if n_key not in entry or score_key not in entry:
             raise ValueError(
-                f"entry: expected the scores {score_key!r} and {n_key!r}; this result is of another task, or of another "
-                "version of it"
+                f"entry: expected the scores {score_key!r} and {n_key!r}; this result is of another task, or of "
+                "another version of it"
             )
         scores[name] = GroupScore(n=int(entry[n_key]), mean=entry[score_key])
     return scores

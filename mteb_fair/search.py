@@ -43,7 +43,7 @@ class PartitionedSearch:
         elif isinstance(model, CrossEncoderProtocol):
             self._search = SearchCrossEncoderWrapper(model)
         else:
-            raise TypeError(f"model: expected an MTEB encoder, cross-encoder or search model, got {type(model).__name__}")
+            raise TypeError(f"model: expected an MTEB encoder or search model, got {type(model).__name__}")
         self._model = model
         self._corpora: dict[str, Dataset] = {}
         self._index_settings: dict[str, Any] = {}
@@ -63,9 +63,10 @@ class PartitionedSearch:
         results: dict[str, dict[str, float]] = {}
         for part, part_queries in _split(queries).items():
             if part not in self._corpora:
-                raise ValueError(f"queries: {len(part_queries)} queries are of the part {part!r}, which has no documents")
+                raise ValueError(f"queries: {len(part_queries)} are of the part {part!r}, which has no documents")
             self._search.index(self._corpora[part], **self._index_settings)
-            results |= self._search.search(part_queries, top_ranked=top_ranked, **kwargs)
+            ranked = top_ranked and {query: top_ranked[query] for query in part_queries["id"]}
+            results |= self._search.search(part_queries, top_ranked=ranked or None, **kwargs)
         return results
 
 

@@ -47,7 +47,9 @@ def test_equals_softmax(kernel: Kernel, dtype: torch.dtype, n_kv: int, masks: st
     assert lse.shape == (2, 4, 5)
     assert output.shape == (2, 4, 5, 8)
     assert_close(output, logits.softmax(-1) @ value.double().repeat_interleave(4 // n_kv, 1), TOLERANCE[dtype])
-    assert_close(lse, logits.logsumexp(-1), 5e-6)  # accumulated in float32, whatever the inputs
+    # Accumulated in float32, whatever the inputs; torch approximates exp for half precision (measured: 6e-5).
+    fused_half = kernel == "cpu_flash" and dtype != torch.float32
+    assert_close(lse, logits.logsumexp(-1), 2e-4 if fused_half else 5e-6)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

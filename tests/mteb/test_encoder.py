@@ -188,7 +188,24 @@ def test_two_strengths_are_two_results_through_both_doors(tiny_path: Path, tmp_p
     assert len({result.model_name for result in loaded.model_results}) == 2
 
 
+def test_prompts_of_mtebs_registry_come_with_the_name(tiny_path: Path) -> None:
+    encoder = FairEncoder(tiny_path, base_name="intfloat/multilingual-e5-small")
+    assert encoder.model.prompts == {"query": "query: ", "document": "passage: "}
+    assert encoder.mteb_model_meta.name == "mteb_fair/intfloat__multilingual-e5-small@strength=0.5"
+    assert encoder.mteb_model_meta.license == "mit"
+
+
+def test_all_kinds_of_tasks(tiny_path: Path) -> None:
+    results = mteb.mock_run(FairEncoder(tiny_path, basket_size=4))
+    assert results.all_passed, results.to_markdown()
+    assert sum(result is not None for _, result in results.items()) > 10
+
+
 class TestErrors:
+    def test_unknown_names(self) -> None:
+        with pytest.raises(ValueError, match=r"'BAAI/bge-m4' is no folder, .* MTEB knows are .*'BAAI/bge-m3'"):
+            FairEncoder("BAAI/bge-m4")
+
     def test_not_a_model(self) -> None:
         with pytest.raises(TypeError, match="model: expected a name, a path or a SentenceTransformer, got int"):
             FairEncoder(3)  # type: ignore[arg-type]

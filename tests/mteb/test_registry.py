@@ -11,7 +11,7 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 
 import mteb_fair
 from fair_calibration import PRESETS, FairConfig
-from mteb_fair.registry import BASE_MODELS, REGISTERED, TASKS, nearest
+from mteb_fair.registry import BASE_MODELS, REGISTERED, TASKS
 
 
 @pytest.fixture(autouse=True)
@@ -136,8 +136,3 @@ class TestGetTasks:
             mteb_fair.get_tasks(["PosIR", "FineWeb-PosQ"], data_folder=tmp_path)
         with pytest.raises(ValueError, match="data_folder: 'NanoArguAnaRetrieval' is MTEB's own task"):
             mteb_fair.get_tasks("NanoArguAnaRetrieval", data_folder=tmp_path)
-
-
-def test_nearest() -> None:
-    assert nearest("bge-m4", ["BAAI/BGE-M3", "bge-m3", "other"], n=1) == ["bge-m3"]
-    assert nearest("????", ["abc"]) == []

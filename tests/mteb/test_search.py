@@ -41,6 +41,14 @@ def test_a_part_without_documents(keyword_encoder: Any) -> None:
         search.search(dataset(b_q="red"), top_k=10, **SETTINGS)
 
 
+def test_reranking_is_within_the_part(keyword_encoder: Any) -> None:
+    search = PartitionedSearch(keyword_encoder)
+    search.index(dataset(a_1="red", a_2="red red", b_1="blue"), **SETTINGS)
+    ranked = {"a/q": ["a/1"], "b/q": ["b/1"]}
+    results = search.search(dataset(a_q="red", b_q="blue"), top_ranked=ranked, top_k=10, **SETTINGS)
+    assert results == {"a/q": {"a/1": 1.0}, "b/q": {"b/1": 1.0}}
+
+
 def test_other_models() -> None:
     with pytest.raises(TypeError, match="expected an MTEB encoder or search model, got str"):
         PartitionedSearch("model")  # type: ignore[arg-type]

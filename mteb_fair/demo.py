@@ -1,0 +1,60 @@
+"""The passages that come with `fair_calibration`, as an MTEB task that needs neither the hub nor any other data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mteb.abstasks.task_metadata import TaskMetadata
+
+from fair_calibration.positions import PLACES, build_collections, load_passages
+from mteb_fair.position_task import SPLIT, PositionData, PositionTask
+from mteb_fair.scores import Grouping
+from mteb_fair.search import SEPARATOR, PartitionedSearch
+
+
+class PositionDemoRetrieval(PositionTask):
+    """Documents of three passages about different subjects, each passage once at the beginning, middle and end.
+
+    The three rotations of the passages are searched separately, so a passage never competes with its own copies.
+    """
+
+    metadata = TaskMetadata(
+        name="PositionDemoRetrieval",
+        description=(
+            "Questions about passages that are joined, three of different subjects at a time, into documents of about "
+            "500 tokens. Every passage stands once at the beginning, in the middle and at the end of its document."
+        ),
+        reference="https://arxiv.org/abs/2606.02737",
+        dataset={"path": "fair_calibration/data/passages.jsonl", "revision": "1"},
+        type="Retrieval",
+        category="t2t",
+        modalities=["text"],
+        eval_splits=[SPLIT],
+        eval_langs=["eng-Latn"],
+        main_score="ndcg_at_10",
+        date=("2026-01-01", "2026-12-31"),
+        domains=["Written", "Encyclopaedic", "Constructed"],
+        task_subtypes=["Question answering"],
+        license="apache-2.0",
+        annotations_creators="LM-generated",
+        dialect=[],
+        sample_creation="created",
+        bibtex_citation="",
+    )
+    groupings = (Grouping(name="", groups=PLACES),)
+    dataset_name = "PositionDemo"
+
+    def read(self, subset: str) -> PositionData:  # noqa: ARG002
+        """Builds the documents from the embedded passages."""
+        data = PositionData()
+        for rotation, collection in enumerate(build_collections(load_passages())):
+            part = f"rotation{rotation}{SEPARATOR}"
+            for document in collection.documents:
+                data.add_document(part + document["docno"], document["text"], where=self.metadata.name)
+            for query in collection.queries:
+                data.add_query(part + query.qid, query.query, labels=[query.place], where=self.metadata.name)
+                data.relevant[part + query.qid] = {part + query.docno: 1}
+        return data
+
+    def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super()._evaluate_subset(PartitionedSearch(model), *args, **kwargs)

@@ -1,0 +1,92 @@
+"""FineWeb-PosQ: questions to web pages, grouped by the third of the page in which the answer stands."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pandas as pd
+from mteb.abstasks.task_metadata import TaskMetadata
+
+from fair_calibration.positions import PLACES
+from mteb_fair.position_task import SPLIT, PositionData, PositionTask
+from mteb_fair.scores import Grouping
+from mteb_fair.sources import data_files, read_rows
+
+_CLASSES = {"beginning": "beginning", "middle": "middle", "end": "end", "before": "beginning", "after": "end"}
+
+
+class FineWebPosQ(PositionTask):
+    """Generated questions to pages of FineWeb-edu of 500 to 1024 words."""
+
+    metadata = TaskMetadata(
+        name="FineWeb-PosQ",
+        description=(
+            "Questions generated from a span at the beginning, in the middle or at the end of a web page of 500 to "
+            "1024 words. A question counts in each of the places that its span touches."
+        ),
+        reference="https://arxiv.org/abs/2505.13950",
+        dataset={"path": "NovaSearch/FineWeb-PosQ", "revision": "main"},
+        type="Retrieval",
+        category="t2t",
+        modalities=["text"],
+        eval_splits=[SPLIT],
+        eval_langs=["eng-Latn"],
+        main_score="ndcg_at_10",
+        date=("2024-01-01", "2025-12-31"),
+        domains=["Web", "Written"],
+        task_subtypes=["Question answering"],
+        license="not specified",
+        annotations_creators="LM-generated",
+        dialect=[],
+        sample_creation="found",
+        bibtex_citation=r"""
+@article{zeng2025myopic,
+  author = {Zeng, Ziyang and others},
+  journal = {arXiv preprint arXiv:2505.13950},
+  title = {An Empirical Study of Position Bias in Modern Information Retrieval},
+  year = {2025},
+}
+""",
+    )
+    groupings = (Grouping(name="", groups=PLACES),)
+    dataset_name = "FineWeb-PosQ"
+
+    def read(self, subset: str) -> PositionData:  # noqa: ARG002
+        """Reads all data files; rows of one page share one document, and rows of one question to it one query."""
+        data = PositionData()
+        documents: dict[str, str] = {}
+        for path in data_files(self.folder("*.parquet", "*.jsonl")):
+            for number, row in enumerate(read_rows(path, ["question", "content", "span_class"])):
+                where = f"{path}, row {number}"
+                content = row["content"]
+                if content not in documents:
+                    documents[content] = f"d{len(documents)}"
+                    data.add_document(documents[content], content, where=where)
+                if _is_missing(row["question"]):
+                    continue  # part of the corpus alone, as published
+                places = _places(row["span_class"], where)
+                query = _query_id(row["question"], documents[content])
+                if query in data.queries:
+                    data.labels[query] = tuple(p for p in PLACES if p in places or p in data.labels[query])
+                else:
+                    data.add_query(query, row["question"], labels=places, where=where)
+                    data.relevant[query] = {documents[content]: 1}
+        return data
+
+
+def _is_missing(question: Any) -> bool:
+    return question is None or question == "" or (not isinstance(question, str) and bool(pd.isna(question)))
+
+
+def _places(classes: Any, where: str) -> list[str]:
+    if isinstance(classes, str) or classes is None or not hasattr(classes, "__iter__"):
+        raise ValueError(f"{where}: expected span_class as a list of places, got {classes!r}")
+    if unknown := [name for name in classes if name not in _CLASSES]:
+        raise ValueError(f"{where}: expected places among {sorted(_CLASSES)} in span_class, got {unknown}")
+    named = {_CLASSES[name] for name in classes}
+    return [place for place in PLACES if place in named]
+
+
+def _query_id(question: str, document: str) -> str:
+    return f"{document}-{hashlib.blake2b(question.encode(), digest_size=6).hexdigest()}"

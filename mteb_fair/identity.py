@@ -1,0 +1,133 @@
+"""What tells one result from another: the name, revision and experiment settings of a calibrated model in MTEB.
+
+`mteb.evaluate` keeps results by name, revision and experiment settings, `MTEB(...).run` by name and revision alone. So
+the settings stand in the name and in the experiment settings, and the weights in the revision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+from fair_calibration import FairConfig
+
+PREFIX = "mteb_fair/"
+PROMPTS_DIGEST = "prompts_digest"
+_DEFAULTS = FairConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A base model with settings; equal settings make equal names, whether defaults were given or left out.
+
+    Attributes:
+        base_name: The base model, such as "BAAI/bge-m3"; "local/<folder>" for local ones.
+        config: The calibration.
+        calibrate_untyped: Whether texts that are neither queries nor documents are calibrated.
+        max_seq_length: Where texts are truncated, in tokens; None is the base model's.
+        embed_dim: The dimensions kept of each vector; None is the base model's.
+        model_prompts: The prompts; None is the base model's.
+    """
+
+    base_name: str
+    config: FairConfig
+    calibrate_untyped: bool = True
+    max_seq_length: int | None = None
+    embed_dim: int | None = None
+    model_prompts: Mapping[str, str] | None = None
+
+    def _overrides(self) -> dict[str, Any]:
+        overrides: dict[str, Any] = {"max_seq_length": self.max_seq_length, "embed_dim": self.embed_dim}
+        if self.model_prompts is not None:
+            overrides[PROMPTS_DIGEST] = _digest(json.dumps(dict(self.model_prompts), sort_keys=True))
+        return {name: value for name, value in overrides.items() if value is not None}
+
+    @property
+    def name(self) -> str:
+        """The name in MTEB, with the strength and every setting that is not the default."""
+        settings = {"strength": self.config.strength}
+        for field in fields(FairConfig):
+            if (value := getattr(self.config, field.name)) != getattr(_DEFAULTS, field.name):
+                settings[field.name] = value
+        if not self.calibrate_untyped:
+            settings["calibrate_untyped"] = False
+        settings |= self._overrides()
+        listed = ",".join(f"{name}={_short(value)}" for name, value in settings.items())
+        return f"{PREFIX}{self.base_name.replace('/', '__')}@{listed}"
+
+    @property
+    def experiment_kwargs(self) -> dict[str, Any]:
+        """All settings, defaults included, so that results stay apart even if a default changes some day."""
+        settings = {**self.config.to_dict(), "calibrate_untyped": self.calibrate_untyped, **self._overrides()}
+        return {name: value for name, value in settings.items() if value is not None}
+
+    @property
+    def loader_kwargs(self) -> dict[str, Any]:
+        """The arguments of `FairEncoder` that make this variant, in JSON's types."""
+        settings = {
+            **self.config.to_dict(),
+            "calibrate_untyped": self.calibrate_untyped,
+            "max_seq_length": self.max_seq_length,
+            "embed_dim": self.embed_dim,
+            "model_prompts": None if self.model_prompts is None else dict(self.model_prompts),
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def fingerprint_model(model: SentenceTransformer) -> str:
+    """Returns a hash of what a plain model computes with: weights, configurations, tokenizer, prompts, dimensions.
+
+    Models that are loaded from copies of one folder get the same one; the calibration is not part of it.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    facts: dict[str, Any] = {
+        "modules": [(type(m).__name__.removeprefix("Fair"), _module_config(m)) for m in model.children()],
+        "tokenizer": _tokenizer_state(model.tokenizer),
+        "prompts": dict(model.prompts),
+        "default_prompt_name": model.default_prompt_name,
+        "similarity": model.similarity_fn_name,
+        "truncate_dim": model.truncate_dim,
+        "max_seq_length": model.max_seq_length,
+    }
+    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def _module_config(module: Any) -> dict[str, Any]:
+    get = getattr(module, "get_config_dict", None)
+    config = dict(get()) if callable(get) else {}
+    config.pop("fair_config", None)
+    network = getattr(getattr(module, "model", None), "config", None)
+    if network is not None:
+        config["network"] = {
+            k: v for k, v in network.to_dict().items() if not k.startswith("_") and k != "transformers_version"
+        }
+    return config
+
+
+def _tokenizer_state(tokenizer: Any) -> Any:
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        # Truncation and padding are set anew for every batch.
+        state = {k: v for k, v in json.loads(fast.to_str()).items() if k not in ("truncation", "padding")}
+        return _digest(json.dumps(state, sort_keys=True))
+    if hasattr(tokenizer, "get_vocab"):
+        return _digest(json.dumps(tokenizer.get_vocab(), sort_keys=True))
+    return type(tokenizer).__name__
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _short(value: Any) -> str:
+    # The layer 6 is not 6 layers.
+    return "at" + "+".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)

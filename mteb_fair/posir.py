@@ -1,0 +1,228 @@
+"""PosIR: queries with the span of their answer, in 10 languages and 31 domains, by position and document length."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mteb.abstasks.task_metadata import TaskMetadata
+
+from mteb_fair.position_task import SPLIT, PositionData, PositionTask
+from mteb_fair.scores import Grouping
+from mteb_fair.search import SEPARATOR, PartitionedSearch
+from mteb_fair.sources import read_rows
+
+# The languages of the benchmark; the dataset has some more.
+LANGUAGES = (
+    "ara-Arab", "cmn-Hans", "deu-Latn", "eng-Latn", "fra-Latn", "ita-Latn", "kor-Kore", "por-Latn", "rus-Cyrl",
+    "spa-Latn",
+)  # fmt: skip
+ENGLISH = "eng-Latn"
+N_BINS = 20
+QUARTILES = {"q1": (0, 512), "q2": (512, 1024), "q3": (1024, 1536), "q4": (1536, math.inf)}
+"""The length quartiles, in tokens of the relevant document: above the first bound, up to the second."""
+_BINS = tuple(f"bin{number:02d}" for number in range(N_BINS))
+GROUPINGS = (
+    Grouping(name="", groups=_BINS),
+    *(Grouping(name=quartile, groups=tuple(f"{quartile}_{name}" for name in _BINS)) for quartile in QUARTILES),
+)
+"""All lengths together, then one for each quartile."""
+_SHARED: dict[str, Any] = {
+    "reference": "https://arxiv.org/abs/2601.08363",
+    "dataset": {"path": "infgrad/PosIR-Benchmark-v1", "revision": "main"},
+    "type": "Retrieval",
+    "category": "t2t",
+    "modalities": ["text"],
+    "eval_splits": [SPLIT],
+    "main_score": "ndcg_at_10",
+    "date": ("2025-01-01", "2026-01-31"),
+    "domains": ["Web", "Written"],
+    "task_subtypes": ["Question answering"],
+    "license": "not specified",
+    "annotations_creators": "LM-generated",
+    "dialect": [],
+    "sample_creation": "found",
+    "bibtex_citation": r"""
+@article{zeng2026posir,
+  author = {Zeng, Ziyang and Zhang, Dun and Yan, Yu and Sun, Xu and others},
+  journal = {arXiv preprint arXiv:2601.08363},
+  title = {{PosIR}: Position-Aware Heterogeneous Information Retrieval Benchmark},
+  year = {2026},
+}
+""",
+}
+
+
+def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str) -> tuple[str, str]:
+    """Returns a query's position bin, over all lengths and within its length quartile.
+
+    The relative position is the middle of the answer's span over the document's length, both in characters. Bins and
+    quartiles are closed at their upper bounds, as in the benchmark's own evaluation.
+
+    Raises:
+        ValueError: A number is missing or out of range.
+    """
+    numbers = (*span, length, tokens)
+    if len(span) != 2 or not all(math.isfinite(number) for number in numbers):
+        raise ValueError(
+            f"{where}: expected pos_char_span as two numbers, and pos_char_length and pos_token_length, got {numbers}"
+        )
+    middle = (span[0] + span[1]) / 2
+    if length <= 0 or tokens <= 0 or middle < 0:
+        raise ValueError(f"{where}: expected a positive length and a span within it, got {numbers}")
+    bin_number = max(0, math.ceil(round(min(middle / length, 1.0) * N_BINS, 9)) - 1)
+    quartile = next(name for name, (low, high) in QUARTILES.items() if low < tokens <= high)
+    return _BINS[bin_number], f"{quartile}_{_BINS[bin_number]}"
+
+
+class PosIR(PositionTask):
+    """Queries and documents of the same language. Every domain is searched by itself, its queries counted together."""
+
+    metadata = TaskMetadata(
+        name="PosIR",
+        description=(
+            "Queries with the span of the document that answers them, in 10 languages and 31 domains; scores by "
+            "relative position of the span in 20 bins, over all lengths and within four classes of document length."
+        ),
+        eval_langs={language: [language] for language in LANGUAGES},
+        **_SHARED,
+    )
+    groupings = GROUPINGS
+    dataset_name = "PosIR"
+    corpus_language: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        *,
+        domains: Sequence[str] | None = None,
+        data_folder: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Chooses the data.
+
+        Args:
+            domains: The domains, such as "law_judiciary"; None for all. A selection is part of the task's name.
+            data_folder: See `PositionTask`.
+            **kwargs: `AbsTask`'s.
+
+        Raises:
+            ValueError: The folder does not exist or holds no data, or there is an empty list of domains.
+        """
+        if isinstance(domains, str) or (domains is not None and not domains):
+            raise ValueError(f"domains: expected None or a list of at least one domain, got {domains!r}")
+        self.domains = None if domains is None else tuple(sorted(set(domains)))
+        super().__init__(data_folder=data_folder, **kwargs)
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments that make a task like this one."""
+        return {**super().arguments(), "domains": self.domains}
+
+    def selection_suffix(self) -> str:
+        """Returns the domains as part of a name, of many only their number and a hash."""
+        if self.domains is None:
+            return ""
+        name = "+".join(self.domains)
+        if len(self.domains) > 2:
+            name = f"{len(self.domains)}domains-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+        return f"-{name}"
+
+    def local_metadata(self, folder: Path) -> dict[str, Any]:
+        """Returns the languages that the folder has.
+
+        Raises:
+            ValueError: It has none.
+        """
+        found = sorted({path.parts[-3] for path in folder.glob("*/*/queries.parquet")})
+        languages = {self.subset_of(language): self.languages_of(language) for language in found}
+        languages = {subset: codes for subset, codes in languages.items() if subset is not None}
+        if not languages:
+            raise ValueError(
+                f"{folder}: expected <lang-Script>/<domain>/queries.parquet in it, with languages that "
+                f"{self.metadata.name} has; found the languages {found}"
+            )
+        return {"eval_langs": languages}
+
+    @classmethod
+    def subset_of(cls, language: str) -> str | None:
+        """Returns the subset for the queries' language; None where the task has none."""
+        return language
+
+    @classmethod
+    def languages_of(cls, language: str) -> list[str]:
+        """Returns the languages of a subset."""
+        return [language]
+
+    def read(self, subset: str) -> PositionData:
+        """Reads all chosen domains of a language; ids start with the domain."""
+        language = self.metadata.hf_subsets_to_langscripts[subset][0]
+        corpus_language = self.corpus_language or language
+        folder = self.folder(f"{language}/*", f"{corpus_language}/*")
+        data = PositionData()
+        for domain in self._domains_in(folder / language):
+            self._read_domain(data, folder / language / domain, folder / corpus_language / domain)
+        return data
+
+    def _domains_in(self, folder: Path) -> list[str]:
+        found = sorted(path.parent.name for path in folder.glob("*/queries.parquet"))
+        if not found:
+            raise ValueError(f"{folder}: expected <domain>/queries.parquet in it, found none")
+        if self.domains is None:
+            return found
+        if unknown := [domain for domain in self.domains if domain not in found]:
+            nearest = difflib.get_close_matches(unknown[0], found, n=3, cutoff=0.0)
+            raise ValueError(f"domains: {unknown} are not in {folder}; the nearest to {unknown[0]!r} are {nearest}")
+        return list(self.domains)
+
+    def _read_domain(self, data: PositionData, folder: Path, corpus_folder: Path) -> None:
+        part = folder.name + SEPARATOR
+        path = corpus_folder / "corpus.parquet"
+        for row in read_rows(path, ["_id", "text"]):
+            data.add_document(f"{part}{row['_id']}", row["text"], where=path)
+        path = folder / "queries.parquet"
+        for row in read_rows(path, ["_id", "text", "pos_char_span", "pos_char_length", "pos_token_length"]):
+            where = f"{path}, query {row['_id']!r}"
+            span = row["pos_char_span"] if row["pos_char_span"] is not None else ()
+            labels = labels_of(
+                [float(number) for number in span],
+                _number(row["pos_char_length"]),
+                _number(row["pos_token_length"]),
+                where=where,
+            )
+            data.add_query(f"{part}{row['_id']}", row["text"], labels=labels, where=path)
+        for row in read_rows(folder / "qrels" / "test.parquet", ["query-id", "corpus-id", "score"]):
+            judged = data.relevant.setdefault(f"{part}{row['query-id']}", {})
+            judged[f"{part}{row['corpus-id']}"] = int(row["score"])
+
+    def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super()._evaluate_subset(PartitionedSearch(model), *args, **kwargs)
+
+
+class PosIRCrossLingual(PosIR):
+    """Queries of one language, documents in English."""
+
+    metadata = TaskMetadata(
+        name="PosIRCrossLingual",
+        description="PosIR with queries in one of nine languages and documents in English.",
+        eval_langs={f"{lang}_{ENGLISH}": [lang, ENGLISH] for lang in LANGUAGES if lang != ENGLISH},
+        **_SHARED,
+    )
+    corpus_language = ENGLISH
+
+    @classmethod
+    def subset_of(cls, language: str) -> str | None:
+        """Returns the subset for the queries' language; None for English."""
+        return None if language == ENGLISH else f"{language}_{ENGLISH}"
+
+    @classmethod
+    def languages_of(cls, language: str) -> list[str]:
+        """Returns the languages of a subset, the queries' first."""
+        return [language, ENGLISH]
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,104 @@
+"""Where a task's data come from: a local folder in the layout of the hub dataset, or the hub itself."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+DATA_VARIABLE = "MTEB_FAIR_DATA"
+"""The environment variable that names the folder with one folder per dataset, such as ``PosIR``."""
+_SUFFIXES = (".parquet", ".jsonl")
+
+
+def local_folder(dataset: str, data_folder: str | os.PathLike[str] | None) -> Path | None:
+    """Returns the folder to read a dataset from, or None for the hub.
+
+    Args:
+        dataset: The name of the dataset's folder within the one that the environment variable names.
+        data_folder: The dataset's own folder, which is preferred to the environment variable.
+
+    Raises:
+        ValueError: The folder given, or the one of the environment variable, does not exist.
+    """
+    if data_folder is not None:
+        folder = Path(data_folder)
+        if not folder.is_dir():
+            raise ValueError(f"data_folder: expected the folder of {dataset}, got {str(folder)!r}, which is no folder")
+        return folder.resolve()
+    root = os.environ.get(DATA_VARIABLE)
+    if not root:
+        return None
+    if not Path(root).is_dir():
+        raise ValueError(f"{DATA_VARIABLE}: expected a folder, got {root!r}, which is none; unset it to use the hub")
+    folder = Path(root) / dataset
+    return folder.resolve() if folder.is_dir() else None
+
+
+def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
+    """Downloads the files of a hub dataset that fit ``patterns``, or finds them in the hub's cache.
+
+    Raises:
+        ValueError: They are neither in the cache nor to be had.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=list(patterns))
+        )
+    except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
+        raise ValueError(
+            f"{repository}: the dataset is neither in the cache nor could it be downloaded ({type(error).__name__}: "
+            f"{error}); give a local copy as data_folder, or in the folder that {DATA_VARIABLE} names"
+        ) from error
+
+
+def data_files(folder: Path) -> list[Path]:
+    """Returns the data files (parquet, JSON lines) in and below a folder, in a fixed order."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Reads a parquet or JSON lines file as a list of rows.
+
+    Raises:
+        ValueError: There is no such file, or a column is missing.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file; expected the columns {list(columns)} in it")
+    if path.suffix == ".parquet":
+        frame = pd.read_parquet(path)
+    else:  # ids such as "007" stay text
+        frame = pd.read_json(path, lines=True, dtype=False, convert_dates=False)
+    if missing := [column for column in columns if column not in frame.columns]:
+        raise ValueError(f"{path}: expected the columns {list(columns)}, {missing} are not in {list(frame.columns)}")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*(frame[c].tolist() for c in columns), strict=True)]
+
+
+def fingerprint(folder: Path) -> str:
+    """Returns a hash of the names and the contents of the data files in a folder.
+
+    Raises:
+        ValueError: There are none.
+    """
+    files = data_files(folder)
+    if not files:
+        raise ValueError(f"{folder}: expected files that end in {' or '.join(_SUFFIXES)} in or below it, found none")
+    return _hash_files(str(folder), tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+
+
+@lru_cache(maxsize=64)
+def _hash_files(folder: str, files: tuple[tuple[str, int, int], ...]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for name, size, _ in files:
+        digest.update(f"{Path(name).relative_to(folder).as_posix()}\0{size}\0".encode())
+        with open(name, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
