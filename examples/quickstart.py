@@ -118,9 +118,9 @@ def build_pipelines(
 ) -> Iterator[tuple[str, pt.Transformer]]:
     """Indexes one collection and yields its retrieval pipelines by name."""
     pisa = PisaIndex(str(folder / "bm25"), text_field="text")
-    bm25 = pisa.bm25(num_results=20)
     with silenced():
         pisa.index(dataset.get_corpus_iter(verbose=False))
+        bm25 = pisa.bm25(num_results=20)
         bm25.search("first")  # PISA finishes its index at the first search
     yield "BM25", bm25
     for name, encoder in encoders:
