@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -125,17 +126,19 @@ class CalibratedPass:
             output = call.run_plain()[0]
             if output.requires_grad:
                 output = output.clone()  # fused attention's backward needs its own output
-        (calibrate_all_rows if every_row else calibrate_pooled_row)(
-            output,
-            call.query,
-            call.key,
-            call.value,
-            call.bias,
-            self.baskets,
-            scale=call.scale,
-            config=self.config,
-            strength=self.strength,
-        )
+        # Weights are computed in float32, also where autocast would have matrix products in half precision.
+        with torch.autocast(call.query.device.type, enabled=False):
+            (calibrate_all_rows if every_row else calibrate_pooled_row)(
+                output,
+                call.query,
+                call.key,
+                call.value,
+                call.bias,
+                self.baskets,
+                scale=call.scale,
+                config=self.config,
+                strength=self.strength,
+            )
         return output, None  # eager attention's weights would be the plain ones
 
 

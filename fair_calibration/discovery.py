@@ -38,7 +38,9 @@ class AttentionRecorder:
                 f"{name} attends from {call.query.shape[2]} to {call.key.shape[2]} positions of a batch "
                 f"of {length} tokens: only self-attention over the document's tokens can be calibrated"
             )
-        error = (_recompute(call) - output.float())[self.attention_mask.bool()].abs().max()
+        with torch.autocast(call.query.device.type, enabled=False):
+            expected = _recompute(call)
+        error = (expected - output.float())[self.attention_mask.bool()].abs().max()
         largest = call.value.float().abs().max().clamp(min=1e-6)
         # A comparison that NaN fails as well.
         if not error <= _TOLERANCE.get(output.dtype, 5e-2) * largest:

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from torch import nn
 
-from fair_calibration.config import FairConfig
+from fair_calibration.config import FairConfig, validate_strength
 from fair_calibration.report import DocumentCounts, Summary
 from fair_calibration.transformer import FairTransformer
 
@@ -54,6 +54,26 @@ class FairSentenceTransformer(SentenceTransformer):
         self._modules[name] = fair
         fair.on_model_ready(self)
 
+    def encode(self, inputs: Any, prompt_name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Encodes documents with calibrated attention; see `SentenceTransformer.encode` for the arguments.
+
+        Texts with ``task="query"``, or without a task but with a prompt that is named for queries, are encoded plainly.
+
+        Raises:
+            ValueError: ``strength`` is outside [0, 1], or ``task`` is unknown.
+        """
+        if kwargs.get("strength") is not None:
+            kwargs["strength"] = validate_strength(kwargs["strength"])  # here rather than in every worker
+        if kwargs.get("task") is None and prompt_name is not None and prompt_name.lower().endswith("query"):
+            kwargs["task"] = "query"
+        return super().encode(inputs, prompt_name, *args, **kwargs)
+
+    def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Runs all modules."""
+        self.fair.use_poolings(self)
+        output: dict[str, Any] = super().forward(input, **kwargs)
+        return output
+
     @property
     def fair(self) -> FairTransformer:
         """The module that calibrates."""
@@ -71,6 +91,7 @@ class FairSentenceTransformer(SentenceTransformer):
 
     def summary(self) -> Summary:
         """Returns which layers, rows and mechanism are in use and what became of the documents; print it."""
+        self.fair.use_poolings(self)
         return self.fair.summary()
 
     # Worker processes count for themselves; their counts travel back with each chunk of embeddings.
@@ -81,7 +102,10 @@ class FairSentenceTransformer(SentenceTransformer):
         )
 
     def _get_worker_result(self, pool: Any, poll_interval: float = 1.0) -> Any:  # type: ignore[override]
-        result, counts = super()._get_worker_result(pool, poll_interval)
+        received = super()._get_worker_result(pool, poll_interval)
+        if not isinstance(received, tuple):
+            raise ValueError("pool: it was started by another model; start one with this model's method")
+        result, counts = received
         self.fair.counter.add(counts, max_seq_length=self.max_seq_length)
         return result
 
@@ -103,11 +127,11 @@ def calibrate(model: SentenceTransformer, config: FairConfig | None = None) -> F
 
     Args:
         model: A SentenceTransformer whose first module is a transformer. A calibrated one gets the new settings.
-        config: The settings; None for the defaults.
+        config: The settings; None for those that it was calibrated with before, or else the defaults.
 
     Returns:
-        A FairSentenceTransformer with the same prompts, modules, similarity and dimensions. Weights are shared,
-        settings such as ``max_seq_length`` are not.
+        A FairSentenceTransformer with the same prompts, modules, similarity and dimensions. Weights are shared, so that
+        casting or moving one model casts or moves both; settings such as ``max_seq_length`` are not.
 
     Raises:
         TypeError: ``model`` is no SentenceTransformer, ``config`` no FairConfig, or the first module no transformer.
@@ -123,9 +147,8 @@ def calibrate(model: SentenceTransformer, config: FairConfig | None = None) -> F
     name, first = next(iter(modules.items()), ("", None))
     _check_transformer(first)
     own_kwargs = (model.module_kwargs or {}).get(name, ())
-    modules[name] = FairTransformer.from_transformer(
-        cast(Transformer, first), config or FairConfig(), own_kwargs=own_kwargs
-    )
+    config = config or (first.fair_config if isinstance(first, FairTransformer) else FairConfig())
+    modules[name] = FairTransformer.from_transformer(cast(Transformer, first), config, own_kwargs=own_kwargs)
     return _assemble(FairSentenceTransformer, model, modules)
 
 
@@ -146,6 +169,10 @@ def uncalibrate(model: FairSentenceTransformer) -> SentenceTransformer:
 def _share_modules(model: SentenceTransformer) -> OrderedDict[str, nn.Module]:
     """Copies a model's modules with everything but the weights: a second model at the cost of one."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    for module in model.modules():
+        # The dicts too: casting or moving one model puts new buffers into them, and the other must see the same ones.
+        for shared in (module._parameters, module._buffers):
+            memo[id(shared)] = shared
     return OrderedDict((name, copy.deepcopy(module, memo)) for name, module in model.named_children())
 
 

@@ -128,7 +128,7 @@ class FairTransformer(Transformer):
             ValueError: The pooling is not one that can be calibrated, the settings do not fit the model, or its
                 attention cannot be reached or is not one that can be calibrated.
         """
-        self._poolings = [module for module in model.modules() if isinstance(module, Pooling)]
+        self.use_poolings(model)
         config = self._resolve()
         # Models that condition on the task themselves say so in modules.json.
         if module_kwargs := getattr(model, "module_kwargs", None):
@@ -137,6 +137,10 @@ class FairTransformer(Transformer):
         modules_called = self._record_layers()
         config.select_layers(len(modules_called))  # whether they are there is to be known now
         self._modules_called = modules_called
+
+    def use_poolings(self, model: nn.Module) -> None:
+        """Takes note of the pooling that the model has now."""
+        self._poolings = [module for module in model.children() if isinstance(module, Pooling)]
 
     def _resolve(self) -> FairConfig:
         """Returns the settings with nothing left on "auto", by the model's pooling as it is now."""
@@ -216,13 +220,15 @@ class FairTransformer(Transformer):
             The features with the transformer's output.
 
         Raises:
-            ValueError: The features are none of padded text, or the model made other attention calls than recorded.
+            ValueError: The task is unknown, the features are none of padded text, or the model made other attention
+                calls than recorded.
         """
-        n_truncated = int(features.pop("n_truncated", 0))
+        n_truncated = int(features.get("n_truncated", 0))
+        features = {name: value for name, value in features.items() if name != "n_truncated"}
         strength = self.fair_config.strength if strength is None else validate_strength(strength)
         if task is not None and "task" in self._own_kwargs:
             kwargs["task"] = task
-        if task == "query":
+        if _is_query(task, own_tasks="task" in self._own_kwargs):
             with handle_attention(None):
                 return super().forward(features, **kwargs)
         config = self._require_ready()
@@ -230,6 +236,11 @@ class FairTransformer(Transformer):
             raise ValueError(
                 f"features: calibration needs padded text with an attention_mask, got {sorted(features)}; encode other "
                 "inputs with the plain model"
+            )
+        if strength > 0 and self.model.training and getattr(self.model, "is_gradient_checkpointing", False):
+            raise ValueError(
+                "gradient checkpointing recomputes attention outside of the calibrated pass, uncalibrated; train with "
+                "model[0].model.gradient_checkpointing_disable() or strength=0"
             )
         n_documents = features["attention_mask"].shape[0]
         if strength == 0.0:
@@ -291,6 +302,14 @@ class FairTransformer(Transformer):
         # In a worker process nothing has been registered yet.
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         register_implementations()
+
+
+def _is_query(task: str | None, *, own_tasks: bool) -> bool:
+    if own_tasks:  # such as "retrieval.query"
+        return task is not None and task.rsplit(".", 1)[-1] == "query"
+    if task not in (None, "query", "document"):
+        raise ValueError(f"task: expected 'query', 'document' or None, got {task!r}; only queries are encoded plainly")
+    return task == "query"
 
 
 def _pooling_mode(poolings: list[Pooling]) -> str:

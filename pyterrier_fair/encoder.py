@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -161,8 +162,8 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         # The strength is an argument of each call: no new model for it.
         if replace(config, strength=self._calibrated.fair_config.strength) != self._calibrated.fair_config:
             self._calibrated = calibrate(self._calibrated, config)
-        if self.max_seq_length is not None and not self.max_seq_length >= 1:
-            raise ValueError(f"max_seq_length: expected at least 1 token, got {self.max_seq_length!r}")
+        if self.max_seq_length is not None:
+            _check_positive("max_seq_length", self.max_seq_length)
         self._calibrated.max_seq_length = self.max_seq_length or self._plain_max_seq_length
         return self._calibrated
 
@@ -173,8 +174,7 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
 
     def _checked_batch_size(self, given: int | None) -> int:
         size = self.batch_size if given is None else given
-        if not size >= 1:
-            raise ValueError(f"batch_size: expected at least 1, got {size!r}")
+        _check_positive("batch_size", size)
         return int(size)
 
     @property
@@ -301,10 +301,16 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         return hash((FairBiEncoder, self.model_name))
 
 
+def _check_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name}: expected an integer of at least 1, got {value!r} ({type(value).__name__})")
+    if value < 1:
+        raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
+
+
 def _load(model: object, device: str | None) -> FairSentenceTransformer:
     if isinstance(model, SentenceTransformer):
-        config = model.fair_config if isinstance(model, FairSentenceTransformer) else None
-        fair = calibrate(model, config)
+        fair = calibrate(model)
         return fair if device is None else fair.to(device)
     if isinstance(model, (str, os.PathLike)):
         return FairSentenceTransformer(os.fspath(model), device=device)

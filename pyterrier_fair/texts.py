@@ -26,6 +26,11 @@ def check_texts(texts: Sequence[object], ids: Iterable[object], *, column: str, 
     missing, odd, kinds = [], [], set()
     for text, record in zip(texts, ids, strict=True):
         if isinstance(text, str):
+            try:
+                text.encode()
+            except UnicodeEncodeError:  # tokenizers take no lone surrogates
+                odd.append(record)
+                kinds.add("str with a lone surrogate, which is no text")
             continue
         if pd.api.types.is_scalar(text) and pd.isna(cast(Any, text)):
             missing.append(record)

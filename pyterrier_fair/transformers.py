@@ -158,6 +158,8 @@ def _encode_column(
     frame: pd.DataFrame, column: str, id_column: str, encoder: FairQueryEncoder | FairDocEncoder
 ) -> list[np.ndarray]:
     """Encodes a text column, every distinct text once, and returns a vector per row."""
+    if list(frame.columns).count(column) > 1:
+        raise ValueError(f"{column}: expected one column of this name, got {list(frame.columns).count(column)}")
     texts = frame[column].tolist()
     check_texts(
         texts,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from pyterrier_dr import SimFn
@@ -614,3 +615,30 @@ def test_bars_when_verbose(make_encoder: MakeEncoder, capsys: pytest.CaptureFixt
     encoder.verbose = False
     encoder.encode_queries(QUERIES, verbose=True)
     assert "100%" in capsys.readouterr().err
+
+
+def test_a_saved_folder_loaded_by_sentence_transformers_keeps_its_settings(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    config = FairConfig(basket_size=8, strength=0.9, layers=1)
+    calibrate(tiny_model(), config).save(str(tmp_path))
+    encoder = FairBiEncoder(SentenceTransformer(str(tmp_path), trust_remote_code=True))
+    assert encoder.fair_config == config
+
+
+def test_a_lone_surrogate_is_named(make_encoder: MakeEncoder) -> None:
+    docs = pd.DataFrame({"docno": ["a", "b"], "text": ["bal", "\ud800"]})
+    with pytest.raises(TypeError, match=r"lone surrogate.*\(docno 'b'\)"):
+        make_encoder().doc_encoder()(docs)
+
+
+def test_two_columns_of_one_name(make_encoder: MakeEncoder) -> None:
+    docs = pd.DataFrame([["a", "bal", "gos"]], columns=["docno", "text", "text"])
+    with pytest.raises(ValueError, match="text: expected one column of this name, got 2"):
+        make_encoder().doc_encoder()(docs)
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_size", "8"), ("batch_size", 2.7), ("max_seq_length", "64")])
+def test_sizes_must_be_integers(name: str, value: Any, make_encoder: MakeEncoder) -> None:
+    with pytest.raises(TypeError, match=f"{name}: expected an integer of at least 1"):
+        make_encoder(**{name: value})
