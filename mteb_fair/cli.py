@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import sys
@@ -14,6 +15,7 @@ from mteb.cli.build_cli import build_cli
 from mteb.models.model_implementations import MODEL_REGISTRY
 
 from fair_calibration import PRESETS, FairConfig
+from mteb_fair.loading import UnknownModelError
 from mteb_fair.names import nearest
 from mteb_fair.registry import get_tasks, register, register_model
 from mteb_fair.sources import DATA_VARIABLE
@@ -36,10 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.func.__name__ == "run":
             args.model = choose_model(args)
             args.tasks = _task_names(args.tasks)
+        check_benchmarks(getattr(args, "benchmarks", None) or ())
+        if args.func.__name__ == "run":
             print(f"model: {args.model}", file=sys.stderr)
     except (TypeError, ValueError) as error:
         parser.exit(2, f"mteb_fair: error: {error}\n")
-    args.func(args)
+    try:
+        args.func(args)
+    except UnknownModelError as error:
+        parser.exit(2, f"mteb_fair: error: {error}\n")
     return 0
 
 
@@ -94,8 +101,11 @@ def choose_model(args: argparse.Namespace) -> str:
     if args.no_calibrate_untyped:
         options["calibrate_untyped"] = False
     settings = bool(given or options or args.preset)
+    revision = args.model_revision
     is_folder = Path(args.model).is_dir()
     if not is_folder and args.model in MODEL_REGISTRY:
+        if revision is not None and revision != (listed := MODEL_REGISTRY[args.model].revision):
+            raise ValueError(f"--model-revision: MTEB has {args.model!r} at {listed}, got {revision}")
         if not settings:
             return str(args.model)
         if args.model.startswith("mteb_fair/"):
@@ -108,7 +118,7 @@ def choose_model(args: argparse.Namespace) -> str:
     config = None
     if given or args.preset:
         config = FairConfig.from_dict({**PRESETS[args.preset or "published"].to_dict(), **given})
-    return register_model(Path(args.model) if is_folder else args.model, config=config, **options)
+    return register_model(Path(args.model) if is_folder else args.model, config=config, revision=revision, **options)
 
 
 def _parse(name: str, value: Any) -> Any:
@@ -121,6 +131,19 @@ def _parse(name: str, value: Any) -> Any:
         return int(value) if name == "layers" and value.lstrip("-").isdigit() else float(value)
     except ValueError:
         return value  # a word, which FairConfig knows or names in its error
+
+
+def check_benchmarks(names: Sequence[str]) -> None:
+    """Checks that MTEB has benchmarks by these names.
+
+    Raises:
+        ValueError: It has not.
+    """
+    lookup = importlib.import_module("mteb.benchmarks.get_benchmark")
+    known = {**lookup._build_registry(), **lookup._build_aliases_registry()}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--benchmarks: {name!r} is unknown; the nearest names are {nearest(name, known)}")
 
 
 def _task_names(names: Sequence[str] | None) -> list[str] | None:

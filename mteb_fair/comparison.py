@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,8 @@ from mteb_fair.registry import register_model
 from mteb_fair.scores import SCORE
 from mteb_fair.summary import summarize
 
+logger = logging.getLogger("mteb_fair")
+
 
 def compare(
     models: Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str]],
@@ -38,9 +42,10 @@ def compare(
 
     Args:
         models: Hugging Face names, which are loaded only if a result is missing, and local folders. A mapping says what
-            to call them, as "organization/name".
+            to call them, as "organization/name"; folders of one last name need it.
         tasks: Such as `get_tasks` returns.
-        output: The folder of results, an MTEB cache; what it holds is not computed again.
+        output: The folder of results, an MTEB cache; what it holds is not computed again. A result that cannot be read,
+            as after a full disk, is set aside as ".corrupt" with a warning, and computed again.
         strengths: 0 is the plain model.
         config: The other settings.
         max_seq_length: Where texts are truncated, in tokens; None is each model's.
@@ -51,7 +56,7 @@ def compare(
         The columns "model" and "strength", and those of `summarize`.
 
     Raises:
-        ValueError: There are no models, tasks or strengths, or an evaluation failed.
+        ValueError: There are no models, tasks or strengths, one occurs twice, or an evaluation failed.
     """
     tasks = list(tasks)
     for name, values in (("models", models), ("tasks", tasks), ("strengths", strengths)):
@@ -59,14 +64,19 @@ def compare(
             raise ValueError(f"{name}: expected a list of at least one, got {values!r}")
     options: dict[str, Any] = {} if max_seq_length is None else {"max_seq_length": max_seq_length}
     named = list(models.items()) if isinstance(models, Mapping) else [(None, model) for model in models]
+    labels = [_label(base_name, model) for base_name, model in named]
+    configs = [FairConfig.from_dict({**(config or FairConfig()).to_dict(), "strength": s}) for s in strengths]
+    _check_distinct("models", labels, "; a mapping says what to call them, as {'organization/name': folder}")
+    _check_distinct("tasks", [task.metadata.name for task in tasks])
+    _check_distinct("strengths", [settings.strength for settings in configs])
+    _set_corrupt_aside(Path(output), tasks)
     cache = mteb.ResultCache(Path(output))
     frames = []
     n_results = len(models) * len(strengths) * len(tasks)
     with _library_bars(progress), tqdm(total=n_results, disable=not progress, unit="result") as bar:
-        for base_name, model in named:
-            for strength in strengths:
-                settings = FairConfig.from_dict({**(config or FairConfig()).to_dict(), "strength": strength})
-                subject, label = _subject(model, settings, {**options, "base_name": base_name})
+        for (base_name, model), label in zip(named, labels, strict=True):
+            for settings in configs:
+                subject = _subject(model, settings, {**options, "base_name": base_name})
                 for task in tasks:
                     bar.set_description(f"{label} at {settings.strength}, {task.metadata.name}")
                     result = mteb.evaluate(
@@ -77,6 +87,7 @@ def compare(
                         show_progress_bar=progress,
                     )
                     table = summarize(result.task_results)
+                    table = table[table["subset"].isin(task.hf_subsets)]  # the cache may hold more
                     table.insert(0, "strength", settings.strength)
                     table.insert(0, "model", label)
                     frames.append(table)
@@ -103,13 +114,32 @@ def _library_bars(shown: bool) -> Iterator[None]:
             enable()
 
 
-def _subject(model: str | os.PathLike[str], config: FairConfig, options: dict[str, Any]) -> tuple[Any, str]:
-    """Returns what MTEB evaluates, and what to call the base model."""
+def _label(base_name: str | None, model: str | os.PathLike[str]) -> str:
+    """Returns what to call a base model."""
+    path = Path(model)
+    return base_name or (f"local/{path.resolve().name}" if path.is_dir() else os.fspath(model))
+
+
+def _check_distinct(what: str, values: Sequence[Any], hint: str = "") -> None:
+    if twice := sorted({value for value in values if values.count(value) > 1}):
+        raise ValueError(f"{what}: expected each once, got {twice} more than once{hint}")
+
+
+def _set_corrupt_aside(folder: Path, tasks: Iterable[AbsTask]) -> None:
+    for path in sorted(path for task in tasks for path in folder.rglob(f"{task.metadata.name}.json")):
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:  # also what is not UTF-8
+            aside = path.with_name(f"{path.name}.corrupt")
+            path.replace(aside)
+            logger.warning("%s is no complete result (%s): set aside as %s, computed again", path, error, aside.name)
+
+
+def _subject(model: str | os.PathLike[str], config: FairConfig, options: dict[str, Any]) -> Any:
+    """Returns what MTEB evaluates."""
     if Path(model).is_dir():
-        encoder = FairEncoder(model, config=config, **options)
-        return encoder, encoder.variant.base_name
-    meta = MODEL_REGISTRY[register_model(model, config=config, **options)]
-    return meta, str(meta.adapted_from)
+        return FairEncoder(model, config=config, **options)
+    return MODEL_REGISTRY[register_model(model, config=config, **options)]
 
 
 def add_change(table: pd.DataFrame, *, base: float = 0.0) -> pd.DataFrame:

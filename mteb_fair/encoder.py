@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import DocumentCounts, FairConfig, Summary, calibrate
 from mteb_fair.identity import PROMPTS_DIGEST, Variant
-from mteb_fair.loading import load_base, revision_of
+from mteb_fair.loading import default_prompts, load_base, pinned, revision_of
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -70,7 +70,7 @@ class FairEncoder:
 
         Args:
             model: A Hugging Face name, a local folder, or a loaded SentenceTransformer, which stays as it is.
-            revision: The commit of a Hugging Face model.
+            revision: The commit of a Hugging Face model; None is the one that MTEB's registry has, or else the newest.
             config: All settings at once, instead of those down to ``min_content``.
             strength: As the settings down to ``min_content`` see `FairConfig`. None is what the model was calibrated
                 or saved with, if it was, and else the default.
@@ -88,7 +88,7 @@ class FairEncoder:
                 MTEB's registry has for the name, or else the model's own.
             base_name: What to call a local model, as "organization/name"; None is "local/<folder's name>".
             device: Where to run; a number is that GPU.
-            **kwargs: SentenceTransformer's, for names and folders.
+            **kwargs: SentenceTransformer's, for names and folders, beside those that MTEB's registry has for the name.
 
         Raises:
             TypeError: ``model`` is none of these.
@@ -110,20 +110,24 @@ class FairEncoder:
         if not isinstance(calibrate_untyped, bool):
             raise TypeError(f"calibrate_untyped: expected True or False, got {calibrate_untyped!r}")
         device = f"cuda:{device}" if isinstance(device, int) else device
-        loaded, name = load_base(model, revision, device, kwargs)
+        listed, loading = pinned(model)
+        revision = revision or listed
+        loaded, name = load_base(model, revision, device, {**loading, **kwargs})
         self.model = calibrate(loaded, config or replace(loaded.fair_config, **given))
         name = base_name or name
         if "/" not in name:
             raise ValueError(f"base_name: expected 'organization/name', got {name!r}")
-        self._revision = revision_of(self.model, model, revision, kwargs)
-        if model_prompts is None and not isinstance(model, SentenceTransformer) and name in MODEL_REGISTRY:
-            self._set_prompts(MODEL_REGISTRY[name].loader_kwargs.get("model_prompts"))
+        # What MTEB loads the commit with is no change of it.
+        changed = {key: value for key, value in kwargs.items() if key not in loading or loading[key] != value}
+        self._revision = revision_of(self.model, model, revision, changed)
+        if not isinstance(model, SentenceTransformer):
+            self._set_prompts(default_prompts(name))
         # What is given as it is anyway makes no other variant.
         if max_seq_length == self.model.max_seq_length:
             max_seq_length = None
         if embed_dim == self.model.get_embedding_dimension():
             embed_dim = None
-        if model_prompts is not None and dict(model_prompts) == dict(self.model.prompts):
+        if model_prompts is not None and dict(model_prompts) == dict(self.model.prompts):  # MTEB's, if it has any
             model_prompts = None
         self.variant = Variant(
             base_name=name,
@@ -246,7 +250,7 @@ class FairEncoder:
 
 def describe_base(name: str, model: SentenceTransformer | None = None) -> ModelMeta:
     """Returns what is known of a base model: MTEB's own metadata if it has any, else what the loaded model tells."""
-    facts: dict[str, Any] = {"loader": load_variant, "loader_kwargs": {"base_model": name}}
+    facts: dict[str, Any] = {"loader": load_variant, "loader_kwargs": {"base_model": name, **pinned(name)[1]}}
     if name in MODEL_REGISTRY:
         return MODEL_REGISTRY[name].model_copy(update=facts, deep=True)
     facts |= {"name": name, "framework": ["Sentence Transformers", "PyTorch"]}
@@ -258,7 +262,12 @@ def describe_base(name: str, model: SentenceTransformer | None = None) -> ModelM
 
 
 def load_variant(
-    name: str, revision: str | None = None, *, base_model: str | os.PathLike[str], **kwargs: Any
+    name: str,
+    revision: str | None = None,
+    *,
+    base_model: str | os.PathLike[str],
+    settings: Mapping[str, Any] | None = None,
+    **kwargs: Any,
 ) -> FairEncoder:
     """Loads a registered variant for MTEB.
 
@@ -266,11 +275,19 @@ def load_variant(
         name: The variant's.
         revision: The base model's.
         base_model: The base model's name, or its folder.
+        settings: All of the calibration's, as registered; None is what the model was saved with, or the default.
         **kwargs: `FairEncoder`'s.
     """
     logger.info("%s: calibrating %s", name, base_model)
     # MTEB passes the experiment settings on as well; the revision of a local model is the hash of its weights.
     kwargs.pop(PROMPTS_DIGEST, None)
+    if settings is not None:
+        single = {field.name: kwargs.pop(field.name) for field in fields(FairConfig) if field.name in kwargs}
+        given = {key: value for key, value in single.items() if value != settings.get(key)}
+        if kwargs.get("config") is None:
+            kwargs["config"] = FairConfig.from_dict({**settings, **given})
+        else:
+            kwargs |= given  # which `FairEncoder` refuses beside a config
     known = revision if revision != _UNKNOWN_REVISION and not Path(base_model).exists() else None
     return FairEncoder(base_model, known, **kwargs)
 

@@ -69,9 +69,9 @@ class Variant:
 
     @property
     def loader_kwargs(self) -> dict[str, Any]:
-        """The arguments of `FairEncoder` that make this variant, in JSON's types."""
+        """The arguments of `load_variant` that make this variant, in JSON's types."""
         settings = {
-            **self.config.to_dict(),
+            "settings": self.config.to_dict(),  # whole: None is not what a model was saved with
             "calibrate_untyped": self.calibrate_untyped,
             "max_seq_length": self.max_seq_length,
             "embed_dim": self.embed_dim,

@@ -14,14 +14,48 @@ from fair_calibration import FairSentenceTransformer, calibrate
 from mteb_fair.identity import fingerprint_model
 from mteb_fair.names import nearest
 
+
+class UnknownModelError(ValueError):
+    """A name is neither a folder's nor, as far as can be told, a model's."""
+
+
 # What of SentenceTransformer's arguments changes no vector.
 _NEUTRAL = {"cache_folder", "local_files_only", "token", "trust_remote_code"}
+
+# What of SentenceTransformer's arguments MTEB's registry gives for names.
+_LOADING = {
+    "trust_remote_code", "model_kwargs", "processor_kwargs", "tokenizer_kwargs", "config_kwargs", "backend",
+    "similarity_fn_name", "truncate_dim", "default_prompt_name",
+}  # fmt: skip
+
+
+def pinned(model: object) -> tuple[str | None, dict[str, Any]]:
+    """Returns the revision of a name and SentenceTransformer's arguments that MTEB's registry has for it."""
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
+    if name not in MODEL_REGISTRY or Path(name).exists():
+        return None, {}
+    meta = MODEL_REGISTRY[name]
+    return meta.revision, {key: value for key, value in meta.loader_kwargs.items() if key in _LOADING}
+
+
+def default_prompts(name: str) -> Mapping[str, str] | None:
+    """Returns the prompts that MTEB's registry has for a name; None is the model's own."""
+    if name not in MODEL_REGISTRY:
+        return None
+    prompts: Mapping[str, str] | None = MODEL_REGISTRY[name].loader_kwargs.get("model_prompts")
+    return prompts
 
 
 def load_base(
     model: object, revision: str | None, device: str | None, kwargs: Mapping[str, Any]
 ) -> tuple[FairSentenceTransformer, str]:
-    """Returns the calibrated model and the name of its base."""
+    """Returns the calibrated model and the name of its base.
+
+    Raises:
+        TypeError: ``model`` is none.
+        UnknownModelError: There is none of that name.
+        ValueError: A loaded model comes with arguments for loading one.
+    """
     if isinstance(model, SentenceTransformer):
         if kwargs or revision is not None:
             unused = sorted([*kwargs, *(["revision"] if revision is not None else [])])
@@ -38,7 +72,7 @@ def load_base(
             if is_local:
                 raise
             reason = " ".join(str(error).split())
-            raise ValueError(
+            raise UnknownModelError(
                 f"model: {path!r} is no folder, and could not be loaded by that name ({reason}); the nearest names "
                 f"that MTEB knows are {nearest(path, MODEL_REGISTRY)}"
             ) from error

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +16,10 @@ from mteb.abstasks.task_metadata import TaskMetadata
 
 from mteb_fair.position_task import SPLIT, PositionData, PositionTask
 from mteb_fair.scores import Grouping
-from mteb_fair.search import SEPARATOR, PartitionedSearch
+from mteb_fair.search import SEPARATOR, PartitionedSearch, part_of
 from mteb_fair.sources import read_rows
 
+logger = logging.getLogger("mteb_fair")
 # The languages of the benchmark; the dataset has some more.
 LANGUAGES = (
     "ara-Arab", "cmn-Hans", "deu-Latn", "eng-Latn", "fra-Latn", "ita-Latn", "kor-Kore", "por-Latn", "rus-Cyrl",
@@ -65,7 +68,7 @@ def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str
     quartiles are closed at their upper bounds, as in the benchmark's own evaluation.
 
     Raises:
-        ValueError: A number is missing or out of range.
+        ValueError: A number is missing, or the span is reversed or not within the document.
     """
     numbers = (*span, length, tokens)
     if len(span) != 2 or not all(math.isfinite(number) for number in numbers):
@@ -73,9 +76,11 @@ def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str
             f"{where}: expected pos_char_span as two numbers, and pos_char_length and pos_token_length, got {numbers}"
         )
     middle = (span[0] + span[1]) / 2
-    if length <= 0 or tokens <= 0 or middle < 0:
-        raise ValueError(f"{where}: expected a positive length and a span within it, got {numbers}")
-    bin_number = max(0, math.ceil(round(min(middle / length, 1.0) * N_BINS, 9)) - 1)
+    if length <= 0 or tokens <= 0:
+        raise ValueError(f"{where}: expected positive lengths, got {numbers}")
+    if not 0 <= span[0] <= span[1] <= length:
+        raise ValueError(f"{where}: expected a span within the document, 0 <= start <= end <= length, got {numbers}")
+    bin_number = max(0, math.ceil(round(middle / length * N_BINS, 9)) - 1)
     quartile = next(name for name, (low, high) in QUARTILES.items() if low < tokens <= high)
     return _BINS[bin_number], f"{quartile}_{_BINS[bin_number]}"
 
@@ -111,10 +116,13 @@ class PosIR(PositionTask):
             **kwargs: `AbsTask`'s.
 
         Raises:
-            ValueError: The folder does not exist or holds no data, or there is an empty list of domains.
+            ValueError: The folder does not exist or holds no data, or a domain is none, or there are none.
         """
         if isinstance(domains, str) or (domains is not None and not domains):
             raise ValueError(f"domains: expected None or a list of at least one domain, got {domains!r}")
+        for domain in domains or ():
+            if not isinstance(domain, str) or not re.fullmatch(r"[\w-]+", domain):
+                raise ValueError(f"domains: expected names of letters, digits, '_' and '-', got {domain!r}")
         self.domains = None if domains is None else tuple(sorted(set(domains)))
         super().__init__(data_folder=data_folder, **kwargs)
 
@@ -165,6 +173,13 @@ class PosIR(PositionTask):
         data = PositionData()
         for domain in self._domains_in(folder / language):
             self._read_domain(data, folder / language / domain, folder / corpus_language / domain)
+        asked = {part_of(query) for query in data.queries}
+        corpora = {path.parent.name for path in (folder / corpus_language).glob("*/corpus.parquet")}
+        if bare := sorted(corpora.intersection(self.domains or corpora) - asked):
+            logger.warning(
+                "%s, %s: the domains %s have documents but no queries; they add nothing to the scores",
+                self.metadata.name, subset, bare,
+            )  # fmt: skip
         return data
 
     def _domains_in(self, folder: Path) -> list[str]:

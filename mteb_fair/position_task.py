@@ -9,7 +9,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -97,6 +96,8 @@ class PositionTask(AbsTaskRetrieval):
 
     groupings: ClassVar[tuple[Grouping, ...]]
     dataset_name: ClassVar[str]
+    _whole: ClassVar[type[PositionTask] | None] = None
+    """The class of the whole task, in the classes that MTEB's registry has for local and selected data."""
 
     def __init__(self, *, data_folder: str | os.PathLike[str] | None = None, **kwargs: Any) -> None:
         """Finds the data; they are read by `load_data`.
@@ -108,6 +109,8 @@ class PositionTask(AbsTaskRetrieval):
         Raises:
             ValueError: The folder does not exist or holds no data.
         """
+        whole = self._whole or type(self)
+        self.metadata = whole.metadata
         self.data_folder = local_folder(self.dataset_name, data_folder)
         self._labels: dict[str, dict[str, tuple[str, ...]]] = {}
         name, updates = self.metadata.name + self.selection_suffix(), {}
@@ -122,7 +125,7 @@ class PositionTask(AbsTaskRetrieval):
             self.metadata = self.metadata.model_copy(update={"name": name, **updates})
             # MTEB looks the tasks of its results up by their names.
             registry = importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY
-            registry[name] = partial(type(self), **self.arguments())
+            registry[name] = _subclass(whole, self)
         super().__init__(**kwargs)
 
     def arguments(self) -> dict[str, Any]:
@@ -197,6 +200,17 @@ class PositionTask(AbsTaskRetrieval):
         # MTEB's nAUC is NaN where all queries score the same, which no JSON reader but Python's takes.
         scores = super()._evaluate_subset(*args, **kwargs)
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in scores.items()}
+
+
+def _subclass(whole: type[PositionTask], task: PositionTask) -> type[PositionTask]:
+    """Returns a class that makes tasks like ``task``: MTEB also reads the metadata of the classes themselves."""
+    arguments = task.arguments()
+
+    def initialize(self: PositionTask, **kwargs: Any) -> None:
+        whole.__init__(self, **{**arguments, **kwargs})
+
+    attributes = {"__init__": initialize, "__module__": whole.__module__, "__doc__": whole.__doc__}
+    return type(whole.__name__, (whole,), {**attributes, "metadata": task.metadata, "_whole": whole})
 
 
 def _add(texts: dict[str, str], identifier: str, text: Any, what: str) -> None:

@@ -21,6 +21,7 @@ from mteb_fair.demo import PositionDemoRetrieval
 from mteb_fair.encoder import FairEncoder, describe_base
 from mteb_fair.fineweb_posq import FineWebPosQ
 from mteb_fair.identity import Variant
+from mteb_fair.loading import default_prompts, pinned
 from mteb_fair.names import nearest
 from mteb_fair.posir import PosIR, PosIRCrossLingual
 from mteb_fair.position_task import PositionTask
@@ -72,7 +73,8 @@ def register() -> None:
             logger.info("%s is not in this version of MTEB and is not registered", base)
             continue
         for config in REGISTERED:
-            register_model(base, config=config)
+            if Variant(base_name=base, config=config).name not in MODEL_REGISTRY:
+                register_model(base, config=config)
     module: Any = importlib.import_module("mteb.get_tasks")  # the plain import yields the function of that name
     for name, task in TASKS.items():
         if (other := module._TASKS_REGISTRY.setdefault(name, task)) is not task:
@@ -90,6 +92,7 @@ def register_model(
     *,
     config: FairConfig | None = None,
     base_name: str | None = None,
+    revision: str | None = None,
     **options: Any,
 ) -> str:
     """Registers a base model with settings and returns the name by which MTEB then loads it.
@@ -98,19 +101,40 @@ def register_model(
         base_model: A Hugging Face name, or a local folder, which is loaded to learn its identity.
         config: The calibration; None is the default, or what a local model was saved with.
         base_name: What to call a local model, as "organization/name".
+        revision: The commit of a Hugging Face model; None is the one that MTEB has, or else the newest.
         **options: `FairEncoder`'s ``calibrate_untyped``, ``max_seq_length``, ``embed_dim`` and ``model_prompts``.
+
+    Raises:
+        ValueError: A setting is out of range, or another model or revision is registered by the name.
     """
     if Path(base_model).exists():
+        if revision is not None:
+            raise ValueError(f"revision: folders have none, got {revision!r} for {str(base_model)!r}")
         encoder = FairEncoder(base_model, config=config, base_name=base_name, device="cpu", **options)
         variant, meta = encoder.variant, encoder.mteb_model_meta
     else:
         name = os.fspath(base_model)
+        if (prompts := options.get("model_prompts")) is not None and prompts == default_prompts(base_name or name):
+            del options["model_prompts"]
         variant = Variant(base_name=base_name or name, config=config or FairConfig(), **options)
         meta = describe_base(name)
         meta = meta.model_copy(
-            update={"name": variant.name, "adapted_from": name, "experiment_kwargs": variant.experiment_kwargs}
+            update={
+                "name": variant.name,
+                "revision": revision or meta.revision,
+                "adapted_from": name,
+                "experiment_kwargs": variant.experiment_kwargs,
+            }
         )
-    loader_kwargs = {"base_model": str(base_model), "base_name": base_name, **variant.loader_kwargs}
+    other = MODEL_REGISTRY.get(variant.name)
+    if other is not None and (other.adapted_from, other.revision) != (meta.adapted_from, meta.revision):
+        raise ValueError(
+            f"register_model: {variant.name!r} is registered for {other.adapted_from} at the revision "
+            f"{other.revision}, now {meta.adapted_from} at {meta.revision} was given; call one of them by another "
+            "base_name"
+        )
+    loader_kwargs = {**pinned(base_model)[1], "base_model": str(base_model), "base_name": base_name}
+    loader_kwargs |= variant.loader_kwargs
     MODEL_REGISTRY[variant.name] = meta.model_copy(
         update={"loader_kwargs": {name: value for name, value in loader_kwargs.items() if value is not None}}
     )
@@ -141,14 +165,19 @@ def get_tasks(
 
     Args:
         tasks: Names of tasks, "NanoBEIR" for its 13 tasks, or "PositionFair" for the benchmark's; None is that.
-        languages: Such as "eng" or "eng-Latn": of the queries in the tasks of this package.
+        languages: Such as "eng" or "eng-Latn": of the queries in the tasks of this package. Of "PositionFair" and
+            "NanoBEIR" only the tasks that have one are returned.
         domains: PosIR's domains, such as "law_judiciary"; other tasks have none.
         data_folder: The local folder of a single task's data.
 
     Raises:
-        ValueError: A task is unknown, has none of the languages, or cannot take the arguments.
+        ValueError: There are none, or one is unknown, has none of the languages, or cannot take the arguments.
     """
     names = [BENCHMARK] if tasks is None else [tasks] if isinstance(tasks, str) else list(tasks)
+    if not names:
+        raise ValueError("tasks: expected at least one name, or None for the benchmark's, got none")
+    if languages is not None and not languages:
+        raise ValueError("languages: expected None or at least one language, got none")
     if isinstance(languages, str):
         raise ValueError(f"languages: expected a list, got {languages!r}; write [{languages!r}]")
     chosen: list[AbsTask] = []
@@ -161,8 +190,22 @@ def get_tasks(
             expanded = [name]
         if data_folder is not None and (len(names) > 1 or len(expanded) > 1):
             raise ValueError(f"data_folder: expected a single task for it, got {names}; see MTEB_FAIR_DATA for several")
-        chosen += [_get_task(each, languages, domains, data_folder) for each in expanded]
+        found = []
+        for each in expanded:
+            try:
+                found.append(_get_task(each, languages, domains, data_folder))
+            except _OtherLanguagesError as error:
+                if expanded == [name]:
+                    raise
+                logger.info("%s", error)
+        if not found:
+            raise ValueError(f"languages: no task of {name} has any of {sorted(languages or ())}")
+        chosen += found
     return MTEBTasks(chosen)
+
+
+class _OtherLanguagesError(ValueError):
+    """A task has none of the languages asked for."""
 
 
 def _get_task(
@@ -179,7 +222,10 @@ def _get_task(
             raise ValueError(f"tasks: {name!r} is unknown; the nearest names are {near}")
         if data_folder is not None:
             raise ValueError(f"data_folder: {name!r} is MTEB's own task and reads from the hub alone")
-        return mteb.get_task(name, languages=list(languages) if languages else None)
+        try:
+            return mteb.get_task(name, languages=None if languages is None else list(languages))
+        except ValueError as error:  # MTEB's own: no subsets, or no language codes
+            raise _OtherLanguagesError(f"languages: {name} has none of {sorted(languages or ())} ({error})") from error
     arguments: dict[str, Any] = {"data_folder": data_folder}
     if domains is not None and issubclass(cls, PosIR):
         arguments["domains"] = domains
@@ -190,6 +236,6 @@ def _get_task(
         subsets = [s for s, codes in available.items() if asked & {codes[0], codes[0].split("-")[0]}]
         if not subsets:
             offered = sorted({codes[0] for codes in available.values()})
-            raise ValueError(f"languages: {name} has none of {sorted(asked)}; its languages are {offered}")
+            raise _OtherLanguagesError(f"languages: {name} has none of {sorted(asked)}; its languages are {offered}")
         task.hf_subsets = subsets
     return task

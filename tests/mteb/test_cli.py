@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mteb.models.model_implementations import MODEL_REGISTRY
 
 from fair_calibration import FairConfig
 from mteb_fair.cli import build_parser, choose_model, main
@@ -85,6 +86,38 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         main(["run", "-m", "BAAI/bge-m3", "-t", "posir"])
     assert stop.value.code == 2
     assert "mteb_fair: error: tasks: 'posir' is unknown; the nearest names are ['PosIR'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["-m", "BAAI/bge-m3", "-t", "Demo"],
+            "tasks: 'Demo' is unknown; the nearest names are ['PositionDemoRetrieval'",
+        ),
+        (
+            ["-m", "BAAI/bge-m3", "-b", "PositionFare"],
+            "'PositionFare' is unknown; the nearest names are ['PositionFair'",
+        ),
+        (["-m", "BAAI/bge-m4", "-t", "PositionDemoRetrieval"], "'BAAI/bge-m4' is no folder, and could not be loaded"),
+        (["-m", "BAAI/bge-m3", "--model-revision", "abc"], "--model-revision: MTEB has 'BAAI/bge-m3' at 5617"),
+    ],
+)
+def test_unknown_names_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["run", *arguments, "--output-folder", str(tmp_path)])
+    assert stop.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("mteb_fair: error: ")
+    assert message in last
+    MODEL_REGISTRY.pop("mteb_fair/BAAI__bge-m4@strength=0.5", None)
+
+
+def test_revisions() -> None:
+    name = choose("-m", "someone/some-model", "--model-revision", "abc")
+    assert MODEL_REGISTRY.pop(name).revision == "abc"
 
 
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import logging
 import shutil
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import mteb
 import pandas as pd
@@ -70,6 +73,54 @@ class TestCompare:
         settings = {"models": ["BAAI/bge-m3"], "strengths": [0.5], name: []}
         with pytest.raises(ValueError, match=f"{name}: expected a list of at least one"):
             compare(tasks=get_tasks("PositionDemoRetrieval"), output=tmp_path, **settings)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"models": ["a/model", "b/model"]}, r"models: .* got \['local/model'\] .*; a mapping says what to call"),
+            ({"models": ["x/y", "x/y"]}, r"models: expected each once, got \['x/y'\] more than once"),
+            ({"strengths": (0, 0.5, 0.0)}, r"strengths: expected each once, got \[0.0\]"),
+            ({"tasks": [PositionDemoRetrieval(), PositionDemoRetrieval()]}, r"tasks: .* got \['PositionDemoRetrieval"),
+        ],
+    )
+    def test_what_occurs_twice(
+        self, changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for folder in ("a/model", "b/model"):
+            (tmp_path / folder).mkdir(parents=True)
+        settings = {"models": ["x/y"], "tasks": [PositionDemoRetrieval()], **changes}
+        with pytest.raises(ValueError, match=message):
+            compare(**settings, output=tmp_path / "out", progress=False)
+
+    def test_names_of_a_mapping(self, tiny_path: Path, tmp_path: Path) -> None:
+        models = {"a/first": tiny_path, "b/second": tiny_path}
+        table = compare(models, [PositionDemoRetrieval()], output=tmp_path, strengths=[0], progress=False)
+        assert table["model"].tolist() == ["a/first", "b/second"]
+
+    def test_languages_beside_others_on_disk(self, tiny_path: Path, data: Path, tmp_path: Path) -> None:
+        french = {"corpus": {"d": "ba"}, "queries": {"q": ("ba", [0, 9], 100, 300)}, "qrels": [("q", "d", 1)]}
+        write_posir(data / "PosIR", "fra-Latn", "law", **french)
+        for language, subset in (("eng", "eng-Latn"), ("fra", "fra-Latn"), ("eng", "eng-Latn")):
+            tasks = get_tasks("PosIR", languages=[language], data_folder=data / "PosIR")
+            table = compare([tiny_path], tasks, output=tmp_path / "out", strengths=[0], progress=False)
+            assert set(table["subset"]) == {subset}
+
+    @pytest.mark.parametrize("share", [0, 0.5])
+    def test_a_result_that_was_cut_off(
+        self, share: float, tiny_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        settings = {"output": tmp_path, "strengths": [0], "progress": False}
+        first = compare([tiny_path], [PositionDemoRetrieval()], **settings)
+        (path,) = tmp_path.rglob("PositionDemoRetrieval.json")
+        text = path.read_text()
+        path.write_text(text[: int(len(text) * share)])
+        with caplog.at_level(logging.WARNING, "mteb_fair"):
+            again = compare([tiny_path], [PositionDemoRetrieval()], **settings)
+        pd.testing.assert_frame_equal(again.infer_objects(), first.infer_objects(), atol=1e-5)
+        assert f"{path} is no complete result" in caplog.text
+        assert path.with_name("PositionDemoRetrieval.json.corrupt").is_file()
+        assert json.loads(path.read_text())["scores"]
 
 
 def test_change_by_hand() -> None:

@@ -12,11 +12,13 @@ import pytest
 import torch
 from datasets import Dataset
 from mteb.models import EncoderProtocol, SearchProtocol
+from mteb.models.model_implementations import MODEL_REGISTRY
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 from torch.utils.data import DataLoader
 
+import mteb_fair
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
 from mteb_fair import FairEncoder, PositionDemoRetrieval
 from tests.core.tiny_models import documents
@@ -193,6 +195,46 @@ def test_prompts_of_mtebs_registry_come_with_the_name(tiny_path: Path) -> None:
     assert encoder.model.prompts == {"query": "query: ", "document": "passage: "}
     assert encoder.mteb_model_meta.name == "mteb_fair/intfloat__multilingual-e5-small@strength=0.5"
     assert encoder.mteb_model_meta.license == "mit"
+
+
+def test_prompts_of_mtebs_registry_given_are_the_same_variant(tiny_path: Path) -> None:
+    prompts = {"query": "query: ", "document": "passage: "}
+    name = "intfloat/multilingual-e5-small"
+    given = FairEncoder(tiny_path, base_name=name, model_prompts=prompts)
+    assert given.variant == FairEncoder(tiny_path, base_name=name).variant
+    assert given.model.prompts == prompts
+    own = SentenceTransformer(str(tiny_path), device="cpu").prompts
+    other = FairEncoder(tiny_path, base_name=name, model_prompts=own)  # the model's own are not MTEB's
+    assert other.variant != given.variant
+    assert other.model.prompts == own
+
+
+def test_what_mteb_loads_a_name_with(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, dict[str, Any]]] = []
+
+    def load(path: str, **kwargs: Any) -> FairSentenceTransformer:
+        calls.append((path, kwargs))
+        return FairSentenceTransformer(str(tiny_path), device="cpu")
+
+    monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", load)
+    name = "Alibaba-NLP/gte-multilingual-base"
+    revision = mteb.get_model_meta(name).revision
+    encoder = FairEncoder(name)
+    assert calls.pop() == (name, {"revision": revision, "device": None, "trust_remote_code": True})
+    meta = encoder.mteb_model_meta
+    assert meta.revision == revision
+    assert meta.loader_kwargs["trust_remote_code"] is True
+    FairEncoder(name, "abc", trust_remote_code=False)
+    assert calls.pop() == (name, {"revision": "abc", "device": None, "trust_remote_code": False})
+    mteb_fair.register()
+    mteb.get_model(f"mteb_fair/{name.replace('/', '__')}@strength=0.5", device="cpu")
+    assert calls.pop() == (name, {"revision": revision, "device": "cpu", "trust_remote_code": True})
+    options = {"dtype": "float32"}
+    listed = mteb.get_model_meta(name).model_copy(update={"loader_kwargs": {"model_kwargs": options, "fp_options": 1}})
+    monkeypatch.setitem(MODEL_REGISTRY, name, listed)
+    assert FairEncoder(name, model_kwargs=dict(options)).mteb_model_meta.revision == revision
+    assert calls.pop()[1] == {"revision": revision, "device": None, "model_kwargs": options}
+    assert FairEncoder(name, model_kwargs={}).mteb_model_meta.revision.startswith(f"{revision}-")
 
 
 def test_all_kinds_of_tasks(tiny_path: Path) -> None:

@@ -25,7 +25,7 @@ SECOND = 1 / math.log2(3)
         ((4, 108), 1024, ("bin01", "q2_bin01")),
         ((500, 500), 1025, ("bin09", "q3_bin09")),
         ((990, 1000), 1536, ("bin19", "q3_bin19")),
-        ((1000, 1100), 1537, ("bin19", "q4_bin19")),  # beyond the end is the end
+        ((1000, 1000), 1537, ("bin19", "q4_bin19")),
         ((140, 160), 1, ("bin02", "q1_bin02")),  # 15 %, which is no binary fraction
     ],
 )
@@ -38,14 +38,34 @@ def test_bins_and_quartiles(span: tuple[int, int], tokens: int, labels: tuple[st
     [
         ((1,), 10, 10, "here: expected pos_char_span as two numbers"),
         ((1, 2), float("nan"), 10, "here: expected pos_char_span as two numbers"),
-        ((1, 2), 0, 10, "here: expected a positive length"),
-        ((1, 2), 10, 0, "here: expected a positive length"),
-        ((-5, 1), 10, 10, "here: expected a positive length and a span within it"),
+        ((1, 2), 0, 10, "here: expected positive lengths"),
+        ((1, 2), 10, 0, "here: expected positive lengths"),
+        ((-1, 5), 10, 10, "here: expected a span within the document"),
+        ((200, 300), 100, 10, "here: expected a span within the document"),
+        ((9, 11), 10, 10, "here: expected a span within the document"),
+        ((5, 1), 10, 10, "here: expected a span within the document"),
     ],
 )
 def test_bad_numbers(span: tuple[float, ...], length: float, tokens: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         labels_of(span, length, tokens, where="here")
+
+
+@pytest.mark.parametrize("with_file", [True, False])
+def test_domains_without_queries_are_said(with_file: bool, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_posir(folder, "eng-Latn", "sports", corpus={"d": "red"}, queries={}, qrels=[])
+    if not with_file:
+        (folder / "eng-Latn" / "sports" / "queries.parquet").unlink()
+    with caplog.at_level("WARNING", "mteb_fair"):
+        PosIR(data_folder=folder).load_data()
+    assert "eng-Latn: the domains ['sports'] have documents but no queries" in caplog.text
+    assert "fra-Latn" not in caplog.text
+
+
+@pytest.mark.parametrize("domain", ["a/b", "../x", "", "a b", 3])
+def test_names_of_domains(domain: Any) -> None:
+    with pytest.raises(ValueError, match="domains: expected names of letters, digits, '_' and '-', got"):
+        get_tasks("PosIR", domains=["law", domain])
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import mteb
 import pytest
 
-from mteb_fair import FineWebPosQ
+from mteb_fair import FineWebPosQ, PosIR
 from mteb_fair.position_task import PositionData
 from mteb_fair.registry import TASKS
 from tests.mteb.layouts import write_fineweb
@@ -82,6 +82,21 @@ class TestLocalData:
         assert evaluate(task) == evaluate(task)
         assert task.metadata.name == name
         assert not task.data_loaded
+
+    def test_mteb_reads_its_registry(self, tmp_path: Path, keyword_encoder: Any) -> None:
+        write_fineweb(tmp_path / "a", [("red", "red", ["end"]), ("blue", "blue", ["middle"])])
+        task = FineWebPosQ(data_folder=tmp_path / "a")
+        cache = mteb.ResultCache(tmp_path / "cache")
+        mteb.evaluate(keyword_encoder, task, cache=cache, show_progress_bar=False)
+        results = cache.load_results(load_experiments="match_name", require_model_meta=False)
+        assert task.metadata.name in results.to_dataframe(aggregation_level="task", format="long")["task_name"].tolist()
+        again = mteb.get_task(task.metadata.name)
+        assert again.metadata == task.metadata
+        assert isinstance(again, FineWebPosQ)
+        assert type(again).metadata.name == task.metadata.name
+        assert FineWebPosQ.metadata.name == "FineWeb-PosQ"
+        selected = mteb.get_task(PosIR(domains=["law"]).metadata.name)
+        assert (selected.metadata.name, selected.domains) == ("PosIR-law", ("law",))
 
     def test_by_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_fineweb(tmp_path / "FineWeb-PosQ", [("red", "red", ["end"])])

@@ -10,7 +10,7 @@ import pytest
 from mteb.models.model_implementations import MODEL_REGISTRY
 
 import mteb_fair
-from fair_calibration import PRESETS, FairConfig
+from fair_calibration import PRESETS, FairConfig, FairSentenceTransformer
 from mteb_fair.registry import BASE_MODELS, REGISTERED, TASKS
 
 
@@ -80,6 +80,51 @@ class TestModels:
         name = mteb_fair.register_model(tiny_path, model_prompts={"query": "ba "})
         assert mteb.get_model(name).model.prompts == {"query": "ba "}
 
+    def test_a_saved_setting_does_not_leak(self, tiny_path: Path, tmp_path: Path) -> None:
+        saved = FairSentenceTransformer(str(tiny_path), config=FairConfig(min_content=5), device="cpu")
+        saved.save_pretrained(str(tmp_path / "saved-with-5"))
+        name = mteb_fair.register_model(tmp_path / "saved-with-5", config=FairConfig(strength=0.3))
+        encoder = mteb.get_model(name)
+        assert encoder.fair_config == FairConfig(strength=0.3)
+        assert encoder.mteb_model_meta.name == name
+        own = mteb_fair.register_model(tmp_path / "saved-with-5")
+        assert mteb.get_model(own).fair_config == FairConfig(min_content=5)
+        assert mteb.get_model(own, basket_size=16).fair_config == FairConfig(min_content=5, basket_size=16)
+        assert mteb.get_model(own, config=FairConfig(strength=1)).fair_config == FairConfig(strength=1)
+        with pytest.raises(ValueError, match=r"got both a config and \['basket_size'\]"):
+            mteb.get_model(own, config=FairConfig(), basket_size=16)
+
+    def test_other_models_of_the_name(self, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        name = mteb_fair.register_model(tiny_path, base_name="tests/other")
+        first = MODEL_REGISTRY[name]
+        assert mteb_fair.register_model(tiny_path, base_name="tests/other") == name
+        assert MODEL_REGISTRY[name].revision == first.revision
+        monkeypatch.setitem(MODEL_REGISTRY, name, first.model_copy(update={"revision": "abc"}))
+        with pytest.raises(ValueError, match=f"{name}' is registered for tests/other at the revision abc, now"):
+            mteb_fair.register_model(tiny_path, base_name="tests/other")
+        assert MODEL_REGISTRY[name].revision == "abc"
+
+    def test_registering_again_keeps_what_is_there(self, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        name = "mteb_fair/BAAI__bge-m3@strength=0.5"
+        monkeypatch.delitem(MODEL_REGISTRY, name)
+        mteb_fair.register_model(tiny_path, base_name="BAAI/bge-m3")
+        mteb_fair.register()
+        assert MODEL_REGISTRY[name].loader_kwargs["base_model"] == str(tiny_path)
+
+    def test_revisions(self, tiny_path: Path) -> None:
+        name = mteb_fair.register_model("someone/some-model", revision="abc")
+        assert mteb.get_model_meta(name, revision="abc").revision == "abc"
+        with pytest.raises(ValueError, match="registered for someone/some-model at the revision abc"):
+            mteb_fair.register_model("someone/some-model", revision="def")
+        del MODEL_REGISTRY[name]
+        with pytest.raises(ValueError, match="revision: folders have none, got 'abc'"):
+            mteb_fair.register_model(tiny_path, revision="abc")
+
+    def test_default_prompts_given(self) -> None:
+        prompts = {"query": "query: ", "document": "passage: "}
+        name = mteb_fair.register_model("intfloat/multilingual-e5-small", model_prompts=prompts)
+        assert name == "mteb_fair/intfloat__multilingual-e5-small@strength=0.5"
+
     def test_settings_at_loading(self, tiny_path: Path) -> None:
         name = mteb_fair.register_model(tiny_path)
         encoder = mteb.get_model(name, strength=0.125)
@@ -128,6 +173,22 @@ class TestGetTasks:
     def test_unknown(self, name: str, near: str) -> None:
         with pytest.raises(ValueError, match=f"tasks: '{name}' is unknown; the nearest names are .*'{near}'"):
             mteb_fair.get_tasks(name)
+
+    def test_languages(self) -> None:
+        names = [task.metadata.name for task in mteb_fair.get_tasks(None, languages=["eng"])]
+        assert names == ["PosIR", "FineWeb-PosQ", "SQuAD-PosQ"]  # no English queries to English documents
+        with pytest.raises(ValueError, match=r"languages: no task of PositionFair has any of \['xyz'\]"):
+            mteb_fair.get_tasks(None, languages=["xyz"])
+        with pytest.raises(ValueError, match=r"languages: FineWeb-PosQ has none of \['fra'\]"):
+            mteb_fair.get_tasks(["PosIR", "FineWeb-PosQ"], languages=["fra"])
+        with pytest.raises(ValueError, match="languages: no task of NanoBEIR has any"):
+            mteb_fair.get_tasks("NanoBEIR", languages=["kor"])
+        with pytest.raises(ValueError, match="languages: expected None or at least one"):
+            mteb_fair.get_tasks("PosIR", languages=[])
+
+    def test_no_tasks(self) -> None:
+        with pytest.raises(ValueError, match="tasks: expected at least one name"):
+            mteb_fair.get_tasks([])
 
     def test_bad_arguments(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"languages: expected a list, got 'eng'; write \['eng'\]"):

@@ -627,7 +627,7 @@ def test_a_saved_folder_loaded_by_sentence_transformers_keeps_its_settings(
 
 
 def test_a_lone_surrogate_is_named(make_encoder: MakeEncoder) -> None:
-    docs = pd.DataFrame({"docno": ["a", "b"], "text": ["bal", "\ud800"]})
+    docs = pd.DataFrame({"docno": ["a", "b"], "text": pd.Series(["bal", "\ud800"], dtype=object)})
     with pytest.raises(TypeError, match=r"lone surrogate.*\(docno 'b'\)"):
         make_encoder().doc_encoder()(docs)
 
