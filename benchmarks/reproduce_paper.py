@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> pd.DataFrame:
         args.models,
         mteb_fair.get_tasks(args.tasks, languages=args.languages, domains=args.domains),
         output=args.output,
-        strengths=(0.0, args.strength),
+        strengths=list(dict.fromkeys((0.0, args.strength))),
         max_seq_length=args.max_seq_length,
         batch_size=args.batch_size,
         progress=not args.no_progress,

@@ -104,8 +104,13 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_unknown_names_are_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
+    caplog.set_level("WARNING", "mteb")  # which `mteb run` changes; restored afterwards
     with pytest.raises(SystemExit) as stop:
         main(["run", *arguments, "--output-folder", str(tmp_path)])
     assert stop.value.code == 2
