@@ -50,7 +50,7 @@ class FairConfig:
     def __post_init__(self) -> None:
         # Canonical types, so that equal settings are equal, hash alike and give the same JSON (0, 0.0, numpy scalars).
         object.__setattr__(self, "strength", validate_strength(self.strength))
-        object.__setattr__(self, "basket_size", _positive_int("basket_size", self.basket_size))
+        object.__setattr__(self, "basket_size", validate_positive_int("basket_size", self.basket_size))
         object.__setattr__(self, "layers", _validate_layers(self.layers))
         _one_of("pooling", self.pooling, get_args(Pooling))
         _one_of("isolate", self.isolate, get_args(Isolate))
@@ -62,7 +62,7 @@ class FairConfig:
                 f"got {self.isolated_share!r}"
             )
         if self.min_content is not None:
-            object.__setattr__(self, "min_content", _positive_int("min_content", self.min_content))
+            object.__setattr__(self, "min_content", validate_positive_int("min_content", self.min_content))
 
     @property
     def min_content_tokens(self) -> int:
@@ -151,7 +151,13 @@ def validate_strength(strength: float) -> float:
     return float(strength) + 0.0  # -0.0 would be equal to 0.0, but another text in JSON
 
 
-def _positive_int(name: str, value: Any) -> int:
+def validate_positive_int(name: str, value: Any) -> int:
+    """Returns ``value`` as an int; ``name`` is what errors call it.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is below 1.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name}: expected an integer of at least 1, got {value!r} ({type(value).__name__})")
     if value < 1:
@@ -175,7 +181,7 @@ def _validate_layers(layers: Any) -> float | int | Literal["all"] | tuple[int, .
             raise TypeError(f"layers: expected layer indices as integers, got {layers!r}")
         return tuple(sorted({int(i) for i in layers}))
     if isinstance(layers, Integral) and not isinstance(layers, bool):
-        return _positive_int("layers", layers)
+        return validate_positive_int("layers", layers)
     if isinstance(layers, bool) or not isinstance(layers, Real):
         raise TypeError(
             f"layers: expected a fraction in (0, 1], a count, 'all' or a sequence of indices, "

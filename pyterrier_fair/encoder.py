@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields, replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from pyterrier_dr import BiEncoder, SimFn
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import DocumentCounts, FairConfig, FairSentenceTransformer, Summary, calibrate
+from fair_calibration.config import validate_positive_int
 from pyterrier_fair.texts import check_texts
 from pyterrier_fair.transformers import FairDocEncoder, FairQueryEncoder, FairScorer
 
@@ -163,7 +163,7 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         if replace(config, strength=self._calibrated.fair_config.strength) != self._calibrated.fair_config:
             self._calibrated = calibrate(self._calibrated, config)
         if self.max_seq_length is not None:
-            _check_positive("max_seq_length", self.max_seq_length)
+            validate_positive_int("max_seq_length", self.max_seq_length)
         self._calibrated.max_seq_length = self.max_seq_length or self._plain_max_seq_length
         return self._calibrated
 
@@ -173,9 +173,7 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         self._loaded = (self.model, self.device)
 
     def _checked_batch_size(self, given: int | None) -> int:
-        size = self.batch_size if given is None else given
-        _check_positive("batch_size", size)
-        return int(size)
+        return validate_positive_int("batch_size", self.batch_size if given is None else given)
 
     @property
     def counts(self) -> DocumentCounts:
@@ -299,13 +297,6 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
     def __hash__(self) -> int:
         # Only what does not change: a grid search keeps the encoder as a key while it changes the settings.
         return hash((FairBiEncoder, self.model_name))
-
-
-def _check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name}: expected an integer of at least 1, got {value!r} ({type(value).__name__})")
-    if value < 1:
-        raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
 
 
 def _load(model: object, device: str | None) -> FairSentenceTransformer:
