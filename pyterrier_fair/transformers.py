@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -17,42 +17,36 @@ if TYPE_CHECKING:
     from pyterrier_fair.encoder import FairBiEncoder
 
 
+T = TypeVar("T")
+
+
+class _LiveSetting(Generic[T]):
+    """An attribute that is the encoder's, as it stands at that moment, unless it was set here."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: _LiveSettings | None, owner: type) -> T:
+        if instance is None:  # asked of the class, it is itself, as a property is
+            return cast(T, self)
+        return cast(T, instance._own.get(self._name, getattr(instance.bi_encoder_model, self._name)))
+
+    def __set__(self, instance: _LiveSettings, value: T) -> None:
+        instance._own[self._name] = value
+
+
 class _LiveSettings:
     """batch_size, text_field and verbose as given here, or else as they stand in the encoder at that moment."""
 
     bi_encoder_model: FairBiEncoder
     _own: dict[str, Any]
+    batch_size = _LiveSetting[int]()
+    text_field = _LiveSetting[str]()
+    verbose = _LiveSetting[bool]()
 
     def _keep(self, encoder: FairBiEncoder, **own: Any) -> None:
         self.bi_encoder_model = encoder
         self._own = {name: value for name, value in own.items() if value is not None}
-
-    @property
-    def batch_size(self) -> int:
-        """Texts per forward pass."""
-        return cast(int, self._own.get("batch_size", self.bi_encoder_model.batch_size))
-
-    @batch_size.setter
-    def batch_size(self, value: int) -> None:
-        self._own["batch_size"] = value
-
-    @property
-    def text_field(self) -> str:
-        """The column of the documents' text."""
-        return cast(str, self._own.get("text_field", self.bi_encoder_model.text_field))
-
-    @text_field.setter
-    def text_field(self, value: str) -> None:
-        self._own["text_field"] = value
-
-    @property
-    def verbose(self) -> bool:
-        """Whether to show progress bars."""
-        return cast(bool, self._own.get("verbose", self.bi_encoder_model.verbose))
-
-    @verbose.setter
-    def verbose(self, value: bool) -> None:
-        self._own["verbose"] = value
 
     def _key(self) -> Hashable:
         """What the result depends on."""
