@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 import mteb_fair
-from mteb_fair.comparison import add_change, compare
+from mteb_fair.comparison import add_change, compare, parse_models
 from mteb_fair.scores import SCORE
 from mteb_fair.sources import DATA_VARIABLE
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> pd.DataFrame:
         os.environ[DATA_VARIABLE] = str(args.data_folder)
     mteb_fair.register()
     table = compare(
-        args.models,
+        parse_models(args.models),
         mteb_fair.get_tasks(args.tasks, languages=args.languages, domains=args.domains),
         output=args.output,
         strengths=list(dict.fromkeys((0.0, args.strength))),
@@ -97,7 +97,7 @@ def claims(table: pd.DataFrame, strength: float) -> list[str]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS), help="names, or organization/name=folder")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--languages", nargs="+", default=["eng"], help="of PosIR")
     parser.add_argument("--domains", nargs="+", help="of PosIR; all by default")

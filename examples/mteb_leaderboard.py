@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 import mteb_fair
-from mteb_fair.comparison import add_change, compare
+from mteb_fair.comparison import add_change, compare, parse_models
 from mteb_fair.scores import SCORE
 
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> pd.DataFrame:
     args = parse(arguments)
     mteb_fair.register()
     table = compare(
-        args.models or {"local/all-MiniLM-L6-v2": embedded_model()},
+        parse_models(args.models) if args.models else {"local/all-MiniLM-L6-v2": embedded_model()},
         mteb_fair.get_tasks(args.tasks, languages=args.languages, domains=args.domains),
         output=args.output,
         strengths=args.strengths,
@@ -78,7 +78,9 @@ def plot(table: pd.DataFrame, path: Path) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", help="hub names or folders (default: the embedded MiniLM)")
+    parser.add_argument(
+        "--models", nargs="+", help="hub names, folders, or organization/name=folder (default: the embedded MiniLM)"
+    )
     parser.add_argument("--tasks", nargs="+", default=["PositionDemoRetrieval"])
     parser.add_argument("--strengths", nargs="+", type=float, default=[0.0, 0.5])
     parser.add_argument("--languages", nargs="+", help="such as eng, of PosIR")

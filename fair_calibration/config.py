@@ -105,6 +105,15 @@ class FairConfig:
                 raise ValueError(f"layers: the model has {n_layers} attention layers, got a count of {count}")
         return tuple(range(n_layers - count, n_layers))
 
+    def updated(self, **settings: Any) -> FairConfig:
+        """Returns a config with the settings that are not None in place of its own.
+
+        Raises:
+            TypeError: A name is unknown, or a value of the wrong type.
+            ValueError: A value is out of range.
+        """
+        return replace(self, **{name: value for name, value in settings.items() if value is not None})
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as a dict that `json.dumps` takes and `from_dict` reads back."""
         values = asdict(self)

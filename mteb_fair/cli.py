@@ -17,7 +17,9 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 from fair_calibration import PRESETS, FairConfig
 from mteb_fair.loading import UnknownModelError
 from mteb_fair.names import nearest
-from mteb_fair.registry import get_tasks, register, register_model
+from mteb_fair.posir import PosIR
+from mteb_fair.position_task import PositionTask
+from mteb_fair.registry import TASKS, get_tasks, register, register_model
 from mteb_fair.sources import DATA_VARIABLE
 
 _SETTINGS = ("strength", "basket_size", "layers", "pooling", "isolate", "isolated_share", "last_basket", "min_content")
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         register()
         if args.func.__name__ == "run":
             args.model = choose_model(args)
-            args.tasks = _task_names(args.tasks)
+            args.tasks = task_names(args.tasks, args.domains)
         check_benchmarks(getattr(args, "benchmarks", None) or ())
         if args.func.__name__ == "run":
             print(f"model: {args.model}", file=sys.stderr)
@@ -84,6 +86,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-seq-length", type=int, help="Tokens at which texts are truncated.")
     group.add_argument("--base-name", help="What to call a local model, as organization/name.")
+    group.add_argument("--domains", nargs="+", help="PosIR's domains, such as law_judiciary, of the --tasks.")
     group.add_argument("--data-folder", help=f"The folder with local copies of the datasets; sets {DATA_VARIABLE}.")
 
 
@@ -146,6 +149,12 @@ def check_benchmarks(names: Sequence[str]) -> None:
             raise ValueError(f"--benchmarks: {name!r} is unknown; the nearest names are {nearest(name, known)}")
 
 
-def _task_names(names: Sequence[str] | None) -> list[str] | None:
-    """Returns the names that the tasks have in MTEB: those on local data end in a hash of the data."""
-    return None if names is None else [task.metadata.name for task in get_tasks(names)]
+def task_names(names: Sequence[str] | None, domains: Sequence[str] | None) -> list[str] | None:
+    """Returns the names that the tasks have in MTEB: those on local data end in a hash, those on domains name them.
+
+    Raises:
+        ValueError: A task is unknown, or there are domains without a task that has any.
+    """
+    if domains and not any(issubclass(TASKS.get(name, PositionTask), PosIR) for name in names or ()):
+        raise ValueError(f"--domains: expected PosIR or PosIRCrossLingual among the --tasks, got {names}")
+    return None if names is None else [task.metadata.name for task in get_tasks(names, domains=domains)]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import datasets
 import mteb
@@ -25,10 +25,12 @@ from mteb_fair.scores import SCORE
 from mteb_fair.summary import summarize
 
 logger = logging.getLogger("mteb_fair")
+BaseModel: TypeAlias = str | os.PathLike[str]
+"""A Hugging Face name or a local folder."""
 
 
 def compare(
-    models: Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str]],
+    models: Sequence[BaseModel] | Mapping[str, BaseModel],
     tasks: Iterable[AbsTask],
     *,
     output: str | os.PathLike[str],
@@ -63,10 +65,13 @@ def compare(
         if not values or isinstance(values, str):
             raise ValueError(f"{name}: expected a list of at least one, got {values!r}")
     options: dict[str, Any] = {} if max_seq_length is None else {"max_seq_length": max_seq_length}
-    named = list(models.items()) if isinstance(models, Mapping) else [(None, model) for model in models]
-    labels = [_label(base_name, model) for base_name, model in named]
+    named = list(models.items()) if isinstance(models, Mapping) else [(_label(model), model) for model in models]
     configs = [FairConfig.from_dict({**(config or FairConfig()).to_dict(), "strength": s}) for s in strengths]
-    _check_distinct("models", labels, "; a mapping says what to call them, as {'organization/name': folder}")
+    _check_distinct(
+        "models",
+        [label for label, _ in named],
+        "; a mapping says what to call them, as {'organization/name': folder}, and in scripts organization/name=folder",
+    )
     _check_distinct("tasks", [task.metadata.name for task in tasks])
     _check_distinct("strengths", [settings.strength for settings in configs])
     _set_corrupt_aside(Path(output), tasks)
@@ -74,9 +79,9 @@ def compare(
     frames = []
     n_results = len(models) * len(strengths) * len(tasks)
     with _library_bars(progress), tqdm(total=n_results, disable=not progress, unit="result") as bar:
-        for (base_name, model), label in zip(named, labels, strict=True):
+        for label, model in named:
             for settings in configs:
-                subject = _subject(model, settings, {**options, "base_name": base_name})
+                subject = _subject(model, settings, {**options, "base_name": label})
                 for task in tasks:
                     bar.set_description(f"{label} at {settings.strength}, {task.metadata.name}")
                     result = mteb.evaluate(
@@ -114,10 +119,27 @@ def _library_bars(shown: bool) -> Iterator[None]:
             enable()
 
 
-def _label(base_name: str | None, model: str | os.PathLike[str]) -> str:
+def parse_models(values: Iterable[str]) -> dict[str, str]:
+    """Reads models as scripts take them, names and folders, the latter also as "organization/name=folder".
+
+    Returns:
+        The models by what to call them, as `compare` takes them.
+
+    Raises:
+        ValueError: Two are called the same.
+    """
+    named = []
+    for value in values:
+        label, separator, folder = value.partition("=")
+        named.append((label, folder) if separator and not Path(value).exists() else (_label(value), value))
+    _check_distinct("models", [label for label, _ in named], "; write organization/name=folder")
+    return dict(named)
+
+
+def _label(model: BaseModel) -> str:
     """Returns what to call a base model."""
     path = Path(model)
-    return base_name or (f"local/{path.resolve().name}" if path.is_dir() else os.fspath(model))
+    return f"local/{path.resolve().name}" if path.is_dir() else os.fspath(model)
 
 
 def _check_distinct(what: str, values: Sequence[Any], hint: str = "") -> None:
@@ -135,7 +157,7 @@ def _set_corrupt_aside(folder: Path, tasks: Iterable[AbsTask]) -> None:
             logger.warning("%s is no complete result (%s): set aside as %s, computed again", path, error, aside.name)
 
 
-def _subject(model: str | os.PathLike[str], config: FairConfig, options: dict[str, Any]) -> Any:
+def _subject(model: BaseModel, config: FairConfig, options: dict[str, Any]) -> Any:
     """Returns what MTEB evaluates."""
     if Path(model).is_dir():
         return FairEncoder(model, config=config, **options)

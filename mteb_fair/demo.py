@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mteb.abstasks.task_metadata import TaskMetadata
-
 from fair_calibration.positions import PLACES, build_collections, load_passages
-from mteb_fair.position_task import SPLIT, PositionData, PositionTask
+from mteb_fair.position_task import PositionData, PositionTask, build_metadata
 from mteb_fair.scores import Grouping
 from mteb_fair.search import SEPARATOR, PartitionedSearch
 
@@ -18,7 +16,7 @@ class PositionDemoRetrieval(PositionTask):
     The three rotations of the passages are searched separately, so a passage never competes with its own copies.
     """
 
-    metadata = TaskMetadata(
+    metadata = build_metadata(
         name="PositionDemoRetrieval",
         description=(
             "Questions about passages that are joined, three of different subjects at a time, into documents of about "
@@ -26,18 +24,9 @@ class PositionDemoRetrieval(PositionTask):
         ),
         reference="https://arxiv.org/abs/2606.02737",
         dataset={"path": "fair_calibration/data/passages.jsonl", "revision": "1"},
-        type="Retrieval",
-        category="t2t",
-        modalities=["text"],
-        eval_splits=[SPLIT],
-        eval_langs=["eng-Latn"],
-        main_score="ndcg_at_10",
         date=("2026-01-01", "2026-12-31"),
         domains=["Written", "Encyclopaedic", "Constructed"],
-        task_subtypes=["Question answering"],
         license="apache-2.0",
-        annotations_creators="LM-generated",
-        dialect=[],
         sample_creation="created",
         bibtex_citation="",
     )

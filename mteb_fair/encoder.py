@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from mteb.models import ModelMeta
-from mteb.models.model_implementations import MODEL_REGISTRY
-from mteb.models.model_meta import ScoringFunction
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import DocumentCounts, FairConfig, Summary, calibrate
-from mteb_fair.identity import PROMPTS_DIGEST, Variant
-from mteb_fair.loading import default_prompts, load_base, pinned, revision_of
+from mteb_fair.identity import OVERRIDES, PROMPTS_DIGEST, Variant, changeable_settings
+from mteb_fair.loading import default_prompts, describe_base, load_base, pinned, revision_of
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mteb_fair")
 _NAMED = 5
-_SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
 _UNKNOWN_REVISION = "no_revision_available"  # MTEB's word
 
 
@@ -104,8 +101,7 @@ class FairEncoder:
             "last_basket": last_basket,
             "min_content": min_content,
         }
-        given = {name: value for name, value in settings.items() if value is not None}
-        if config is not None and given:
+        if config is not None and (given := [name for name, value in settings.items() if value is not None]):
             raise ValueError(f"config: expected a config or single settings, got both a config and {sorted(given)}")
         if not isinstance(calibrate_untyped, bool):
             raise TypeError(f"calibrate_untyped: expected True or False, got {calibrate_untyped!r}")
@@ -113,7 +109,7 @@ class FairEncoder:
         listed, loading = pinned(model)
         revision = revision or listed
         loaded, name = load_base(model, revision, device, {**loading, **kwargs})
-        self.model = calibrate(loaded, config or replace(loaded.fair_config, **given))
+        self.model = calibrate(loaded, config or loaded.fair_config.updated(**settings))
         name = base_name or name
         if "/" not in name:
             raise ValueError(f"base_name: expected 'organization/name', got {name!r}")
@@ -143,8 +139,9 @@ class FairEncoder:
             self.model.truncate_dim = embed_dim
         self._set_prompts(model_prompts)
         self._wrapper = SentenceTransformerEncoderWrapper(self.model)
+        self._settings = changeable_settings(self.model)
         self._announced: set[str] = set()
-        self._meta = self._identify(describe_base(name, self.model))
+        self._meta = self._identify(describe_base(name, self.model, loader=load_variant))
 
     def _set_prompts(self, prompts: Mapping[str, str] | None) -> None:
         if prompts is not None:
@@ -172,6 +169,8 @@ class FairEncoder:
     @mteb_model_meta.setter
     def mteb_model_meta(self, meta: ModelMeta) -> None:
         # MTEB sets it when it loads a registered model, with the arguments of that call as it sees them.
+        if any(f"{name}=" in str(meta.name) and f"{name}=" not in self.variant.name for name in OVERRIDES):
+            logger.warning("%s has what its model has anyway: it is %s by another name", meta.name, self.variant.name)
         self._meta = self._identify(meta)
 
     def _identify(self, meta: ModelMeta) -> ModelMeta:
@@ -210,8 +209,19 @@ class FairEncoder:
             One vector per text, (n, D).
 
         Raises:
-            ValueError: A vector has NaN or infinite values.
+            ValueError: A vector has NaN or infinite values, or ``model`` was changed in the meantime.
         """
+        now = changeable_settings(self.model)
+        if changed := sorted(name for name, value in self._settings.items() if now[name] != value):
+            raise ValueError(
+                f"encoder.model: {changed} were changed after {self.variant.name!r} was made, and results would stand "
+                "under settings that they are not of; change the model before FairEncoder is made of it"
+            )
+        if given := sorted({"strength", "truncate_dim"} & set(kwargs)):
+            raise ValueError(
+                f"encode_kwargs: {given} would give results of other settings than {self.variant.name!r} says; give "
+                "FairEncoder strength or embed_dim"
+            )
         if prompt_type is None:
             self._announce(task_metadata)
             if not self.variant.calibrate_untyped:
@@ -246,19 +256,6 @@ class FairEncoder:
         """Computes the model's similarity of corresponding vectors: (n,)."""
         vectors = (torch.as_tensor(embeddings).float() for embeddings in (embeddings1, embeddings2))
         return self.model.similarity_pairwise(*vectors)
-
-
-def describe_base(name: str, model: SentenceTransformer | None = None) -> ModelMeta:
-    """Returns what is known of a base model: MTEB's own metadata if it has any, else what the loaded model tells."""
-    facts: dict[str, Any] = {"loader": load_variant, "loader_kwargs": {"base_model": name, **pinned(name)[1]}}
-    if name in MODEL_REGISTRY:
-        return MODEL_REGISTRY[name].model_copy(update=facts, deep=True)
-    facts |= {"name": name, "framework": ["Sentence Transformers", "PyTorch"]}
-    if model is not None:
-        facts["n_parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        facts["similarity_fn_name"] = _SIMILARITIES.get(str(model.similarity_fn_name))
-        facts["use_instructions"] = any(model.prompts.values())
-    return ModelMeta.create_empty(overwrites=facts)
 
 
 def load_variant(

@@ -6,10 +6,9 @@ import hashlib
 from typing import Any
 
 import pandas as pd
-from mteb.abstasks.task_metadata import TaskMetadata
 
 from fair_calibration.positions import PLACES
-from mteb_fair.position_task import SPLIT, PositionData, PositionTask
+from mteb_fair.position_task import PositionData, PositionTask, build_metadata
 from mteb_fair.scores import Grouping
 from mteb_fair.sources import data_files, read_rows
 
@@ -19,7 +18,7 @@ _CLASSES = {"beginning": "beginning", "middle": "middle", "end": "end", "before"
 class FineWebPosQ(PositionTask):
     """Generated questions to pages of FineWeb-edu of 500 to 1024 words."""
 
-    metadata = TaskMetadata(
+    metadata = build_metadata(
         name="FineWeb-PosQ",
         description=(
             "Questions generated from a span at the beginning, in the middle or at the end of a web page of 500 to "
@@ -27,19 +26,9 @@ class FineWebPosQ(PositionTask):
         ),
         reference="https://arxiv.org/abs/2505.13950",
         dataset={"path": "NovaSearch/FineWeb-PosQ", "revision": "main"},
-        type="Retrieval",
-        category="t2t",
-        modalities=["text"],
-        eval_splits=[SPLIT],
-        eval_langs=["eng-Latn"],
-        main_score="ndcg_at_10",
         date=("2024-01-01", "2025-12-31"),
         domains=["Web", "Written"],
-        task_subtypes=["Question answering"],
         license="not specified",
-        annotations_creators="LM-generated",
-        dialect=[],
-        sample_creation="found",
         bibtex_citation=r"""
 @article{zeng2025myopic,
   author = {Zeng, Ziyang and others},

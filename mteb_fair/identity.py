@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration import FairConfig
+from fair_calibration import FairConfig, FairSentenceTransformer
 
 PREFIX = "mteb_fair/"
 PROMPTS_DIGEST = "prompts_digest"
+OVERRIDES = ("max_seq_length", "embed_dim", PROMPTS_DIGEST)
+"""What a name says beside the calibration, where it is not the base model's own."""
 _DEFAULTS = FairConfig()
 
 
@@ -78,6 +80,18 @@ class Variant:
             "model_prompts": None if self.model_prompts is None else dict(self.model_prompts),
         }
         return {name: value for name, value in settings.items() if value is not None}
+
+
+def changeable_settings(model: FairSentenceTransformer) -> dict[str, Any]:
+    """Returns what of a model can be changed by setting an attribute, and changes its vectors."""
+    return {
+        "max_seq_length": model.max_seq_length,
+        "truncate_dim": model.truncate_dim,
+        "prompts": dict(model.prompts),
+        "default_prompt_name": model.default_prompt_name,
+        "similarity_fn_name": model.similarity_fn_name,
+        "fair_config": model.fair_config,
+    }
 
 
 def fingerprint_model(model: SentenceTransformer) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mteb.models import ModelMeta
 from mteb.models.model_implementations import MODEL_REGISTRY
+from mteb.models.model_meta import ScoringFunction
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairSentenceTransformer, calibrate
@@ -18,6 +21,8 @@ from mteb_fair.names import nearest
 class UnknownModelError(ValueError):
     """A name is neither a folder's nor, as far as can be told, a model's."""
 
+
+_SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
 
 # What of SentenceTransformer's arguments changes no vector.
 _NEUTRAL = {"cache_folder", "local_files_only", "token", "trust_remote_code"}
@@ -71,13 +76,50 @@ def load_base(
         except OSError as error:
             if is_local:
                 raise
-            reason = " ".join(str(error).split())
-            raise UnknownModelError(
-                f"model: {path!r} is no folder, and could not be loaded by that name ({reason}); the nearest names "
-                f"that MTEB knows are {nearest(path, MODEL_REGISTRY)}"
-            ) from error
+            raise _unknown(path, error) from error
         return fair, f"local/{Path(path).resolve().name}" if is_local else path
     raise TypeError(f"model: expected a name, a path or a SentenceTransformer, got {type(model).__name__}")
+
+
+def describe_base(name: str, model: SentenceTransformer | None = None, *, loader: Callable[..., Any]) -> ModelMeta:
+    """Returns what is known of a base model: MTEB's own metadata if it has any, else what the loaded model tells."""
+    facts: dict[str, Any] = {"loader": loader, "loader_kwargs": {"base_model": name, **pinned(name)[1]}}
+    if name in MODEL_REGISTRY:
+        return MODEL_REGISTRY[name].model_copy(update=facts, deep=True)
+    facts |= {"name": name, "framework": ["Sentence Transformers", "PyTorch"]}
+    if model is not None:
+        facts["n_parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        facts["similarity_fn_name"] = _SIMILARITIES.get(str(model.similarity_fn_name))
+        facts["use_instructions"] = any(model.prompts.values())
+    return ModelMeta.create_empty(overwrites=facts)
+
+
+def commit_of(name: str, revision: str | None) -> str:
+    """Returns the commit that a Hugging Face model is at, or a branch or tag of it: as the hub says, or its cache.
+
+    Raises:
+        UnknownModelError: It is on neither.
+    """
+    from huggingface_hub import model_info, try_to_load_from_cache
+
+    if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
+        return revision
+    try:
+        return str(model_info(name, revision=revision).sha)
+    except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
+        try:
+            cached = try_to_load_from_cache(name, "config.json", revision=revision)
+        except ValueError:  # no name that the hub could have
+            cached = None
+        if isinstance(cached, str):
+            return Path(cached).parent.name
+        raise _unknown(name, error) from error
+
+
+def _unknown(name: str, error: Exception) -> UnknownModelError:
+    reason = " ".join(str(error).split())
+    hint = "" if name in MODEL_REGISTRY else f"; the nearest names that MTEB knows are {nearest(name, MODEL_REGISTRY)}"
+    return UnknownModelError(f"model: {name!r} is no folder, and could not be loaded by that name ({reason}){hint}")
 
 
 def _name_of(model: SentenceTransformer) -> str:
@@ -89,12 +131,15 @@ def _name_of(model: SentenceTransformer) -> str:
 
 
 def revision_of(fair: FairSentenceTransformer, model: object, revision: str | None, kwargs: Mapping[str, Any]) -> str:
-    """Returns the commit of a hub model, as it is there, and else a hash of what the model computes with."""
+    """Returns the commit of a hub model, as it is there, and else a hash of what the model computes with.
+
+    A model that was loaded from the hub elsewhere may have been changed since: it has both.
+    """
     commit = None
-    if isinstance(model, (str, os.PathLike)) and not Path(model).exists():
+    if isinstance(model, SentenceTransformer) or not Path(str(model)).exists():
         network = getattr(next(fair.children()), "model", None)
-        commit = revision or getattr(getattr(network, "config", None), "_commit_hash", None)
-        if commit and not set(kwargs) - _NEUTRAL:
+        commit = getattr(getattr(network, "config", None), "_commit_hash", None) or revision
+        if commit and not isinstance(model, SentenceTransformer) and not set(kwargs) - _NEUTRAL:
             return str(commit)
     digest = fingerprint_model(fair)
     return f"{commit}-{digest}" if commit else digest

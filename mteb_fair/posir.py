@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mteb.abstasks.task_metadata import TaskMetadata
-
-from mteb_fair.position_task import SPLIT, PositionData, PositionTask
+from mteb_fair.position_task import OtherLanguagesError, PositionData, PositionTask, build_metadata
 from mteb_fair.scores import Grouping
 from mteb_fair.search import SEPARATOR, PartitionedSearch, part_of
 from mteb_fair.sources import read_rows
@@ -38,18 +36,9 @@ GROUPINGS = (
 _SHARED: dict[str, Any] = {
     "reference": "https://arxiv.org/abs/2601.08363",
     "dataset": {"path": "infgrad/PosIR-Benchmark-v1", "revision": "main"},
-    "type": "Retrieval",
-    "category": "t2t",
-    "modalities": ["text"],
-    "eval_splits": [SPLIT],
-    "main_score": "ndcg_at_10",
     "date": ("2025-01-01", "2026-01-31"),
     "domains": ["Web", "Written"],
-    "task_subtypes": ["Question answering"],
     "license": "not specified",
-    "annotations_creators": "LM-generated",
-    "dialect": [],
-    "sample_creation": "found",
     "bibtex_citation": r"""
 @article{zeng2026posir,
   author = {Zeng, Ziyang and Zhang, Dun and Yan, Yu and Sun, Xu and others},
@@ -68,7 +57,7 @@ def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str
     quartiles are closed at their upper bounds, as in the benchmark's own evaluation.
 
     Raises:
-        ValueError: A number is missing, or the span is reversed or not within the document.
+        ValueError: A number is missing, or the span is reversed or its middle not within the document.
     """
     numbers = (*span, length, tokens)
     if len(span) != 2 or not all(math.isfinite(number) for number in numbers):
@@ -78,7 +67,7 @@ def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str
     middle = (span[0] + span[1]) / 2
     if length <= 0 or tokens <= 0:
         raise ValueError(f"{where}: expected positive lengths, got {numbers}")
-    if not 0 <= span[0] <= span[1] <= length:
+    if not 0 <= span[0] <= span[1] or middle > length:
         raise ValueError(f"{where}: expected a span within the document, 0 <= start <= end <= length, got {numbers}")
     bin_number = max(0, math.ceil(round(middle / length * N_BINS, 9)) - 1)
     quartile = next(name for name, (low, high) in QUARTILES.items() if low < tokens <= high)
@@ -88,7 +77,7 @@ def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str
 class PosIR(PositionTask):
     """Queries and documents of the same language. Every domain is searched by itself, its queries counted together."""
 
-    metadata = TaskMetadata(
+    metadata = build_metadata(
         name="PosIR",
         description=(
             "Queries with the span of the document that answers them, in 10 languages and 31 domains; scores by "
@@ -143,13 +132,13 @@ class PosIR(PositionTask):
         """Returns the languages that the folder has.
 
         Raises:
-            ValueError: It has none.
+            OtherLanguagesError: It has none.
         """
         found = sorted({path.parts[-3] for path in folder.glob("*/*/queries.parquet")})
         languages = {self.subset_of(language): self.languages_of(language) for language in found}
         languages = {subset: codes for subset, codes in languages.items() if subset is not None}
         if not languages:
-            raise ValueError(
+            raise OtherLanguagesError(
                 f"{folder}: expected <lang-Script>/<domain>/queries.parquet in it, with languages that "
                 f"{self.metadata.name} has; found the languages {found}"
             )
@@ -199,16 +188,22 @@ class PosIR(PositionTask):
         for row in read_rows(path, ["_id", "text"]):
             data.add_document(f"{part}{row['_id']}", row["text"], where=path)
         path = folder / "queries.parquet"
+        beyond = []
         for row in read_rows(path, ["_id", "text", "pos_char_span", "pos_char_length", "pos_token_length"]):
             where = f"{path}, query {row['_id']!r}"
-            span = row["pos_char_span"] if row["pos_char_span"] is not None else ()
+            span = [float(number) for number in (row["pos_char_span"] if row["pos_char_span"] is not None else ())]
+            length = _number(row["pos_char_length"])
             labels = labels_of(
-                [float(number) for number in span],
-                _number(row["pos_char_length"]),
+                span,
+                length,
                 _number(row["pos_token_length"]),
                 where=where,
             )
             data.add_query(f"{part}{row['_id']}", row["text"], labels=labels, where=path)
+            if span[1] > length:  # its middle, which counts, still stands in the document
+                beyond.append(row["_id"])
+        if beyond:
+            logger.warning("%s: the spans of %d queries end beyond their documents: %s", path, len(beyond), beyond[:5])
         for row in read_rows(folder / "qrels" / "test.parquet", ["query-id", "corpus-id", "score"]):
             judged = data.relevant.setdefault(f"{part}{row['query-id']}", {})
             judged[f"{part}{row['corpus-id']}"] = int(row["score"])
@@ -220,7 +215,7 @@ class PosIR(PositionTask):
 class PosIRCrossLingual(PosIR):
     """Queries of one language, documents in English."""
 
-    metadata = TaskMetadata(
+    metadata = build_metadata(
         name="PosIRCrossLingual",
         description="PosIR with queries in one of nine languages and documents in English.",
         eval_langs={f"{lang}_{ENGLISH}": [lang, ENGLISH] for lang in LANGUAGES if lang != ENGLISH},

@@ -14,14 +14,36 @@ from typing import Any, ClassVar
 
 from datasets import Dataset
 from mteb.abstasks import AbsTaskRetrieval
+from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.timing import TimingStack
 
-from mteb_fair.scores import METRIC, Grouping, score_groups, to_entry
+from mteb_fair.scores import METRIC, SCORE, Grouping, score_groups, to_entry
 from mteb_fair.sources import fingerprint, hub_folder, local_folder
 
 logger = logging.getLogger("mteb_fair")
 SPLIT = "test"
 _NAMED = 5
+
+
+class OtherLanguagesError(ValueError):
+    """A task has none of the languages that are asked for, or that its local data have."""
+
+
+def build_metadata(**facts: Any) -> TaskMetadata:
+    """Returns the metadata of a position task: what is the same for all of them, and the facts of one."""
+    shared: dict[str, Any] = {
+        "type": "Retrieval",
+        "category": "t2t",
+        "modalities": ["text"],
+        "eval_splits": [SPLIT],
+        "eval_langs": ["eng-Latn"],
+        "main_score": SCORE,
+        "task_subtypes": ["Question answering"],
+        "annotations_creators": "LM-generated",
+        "dialect": [],
+        "sample_creation": "found",
+    }
+    return TaskMetadata(**{**shared, **facts})
 
 
 @dataclass(kw_only=True)

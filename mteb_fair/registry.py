@@ -18,13 +18,13 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 
 from fair_calibration import PRESETS, FairConfig
 from mteb_fair.demo import PositionDemoRetrieval
-from mteb_fair.encoder import FairEncoder, describe_base
+from mteb_fair.encoder import FairEncoder, load_variant
 from mteb_fair.fineweb_posq import FineWebPosQ
 from mteb_fair.identity import Variant
-from mteb_fair.loading import default_prompts, pinned
+from mteb_fair.loading import commit_of, default_prompts, describe_base, pinned
 from mteb_fair.names import nearest
 from mteb_fair.posir import PosIR, PosIRCrossLingual
-from mteb_fair.position_task import PositionTask
+from mteb_fair.position_task import OtherLanguagesError, PositionTask
 from mteb_fair.squad_posq import SQuADPosQ
 
 logger = logging.getLogger("mteb_fair")
@@ -101,10 +101,12 @@ def register_model(
         base_model: A Hugging Face name, or a local folder, which is loaded to learn its identity.
         config: The calibration; None is the default, or what a local model was saved with.
         base_name: What to call a local model, as "organization/name".
-        revision: The commit of a Hugging Face model; None is the one that MTEB has, or else the newest.
+        revision: The commit of a Hugging Face model; None is the one that MTEB has, or else the newest, which the hub
+            is asked for.
         **options: `FairEncoder`'s ``calibrate_untyped``, ``max_seq_length``, ``embed_dim`` and ``model_prompts``.
 
     Raises:
+        UnknownModelError: Neither MTEB, the hub nor its cache knows the name.
         ValueError: A setting is out of range, or another model or revision is registered by the name.
     """
     if Path(base_model).exists():
@@ -117,7 +119,9 @@ def register_model(
         if (prompts := options.get("model_prompts")) is not None and prompts == default_prompts(base_name or name):
             del options["model_prompts"]
         variant = Variant(base_name=base_name or name, config=config or FairConfig(), **options)
-        meta = describe_base(name)
+        if name not in MODEL_REGISTRY:
+            revision = commit_of(name, revision)
+        meta = describe_base(name, loader=load_variant)
         meta = meta.model_copy(
             update={
                 "name": variant.name,
@@ -145,7 +149,7 @@ def build_benchmark() -> Benchmark:
     """Returns the position-aware tasks as one MTEB benchmark; `get_tasks("NanoBEIR")` belongs beside it."""
     return Benchmark(
         name=BENCHMARK,
-        tasks=MTEBTasks([PosIR(), PosIRCrossLingual(), FineWebPosQ(), SQuADPosQ()]),
+        tasks=get_tasks(BENCHMARK),
         description=(
             "Retrieval by the position of the answer in the document: nDCG@10 by position group, position sensitivity "
             "index (PSI), harmonic mean and slope. NanoBEIR beside it shows whether general retrieval suffers."
@@ -194,18 +198,14 @@ def get_tasks(
         for each in expanded:
             try:
                 found.append(_get_task(each, languages, domains, data_folder))
-            except _OtherLanguagesError as error:
+            except OtherLanguagesError as error:
                 if expanded == [name]:
                     raise
-                logger.info("%s", error)
+                logger.warning("%s: %s is left out (%s)", name, each, error)
         if not found:
             raise ValueError(f"languages: no task of {name} has any of {sorted(languages or ())}")
         chosen += found
     return MTEBTasks(chosen)
-
-
-class _OtherLanguagesError(ValueError):
-    """A task has none of the languages asked for."""
 
 
 def _get_task(
@@ -225,7 +225,7 @@ def _get_task(
         try:
             return mteb.get_task(name, languages=None if languages is None else list(languages))
         except ValueError as error:  # MTEB's own: no subsets, or no language codes
-            raise _OtherLanguagesError(f"languages: {name} has none of {sorted(languages or ())} ({error})") from error
+            raise OtherLanguagesError(f"languages: {name} has none of {sorted(languages or ())} ({error})") from error
     arguments: dict[str, Any] = {"data_folder": data_folder}
     if domains is not None and issubclass(cls, PosIR):
         arguments["domains"] = domains
@@ -236,6 +236,6 @@ def _get_task(
         subsets = [s for s, codes in available.items() if asked & {codes[0], codes[0].split("-")[0]}]
         if not subsets:
             offered = sorted({codes[0] for codes in available.values()})
-            raise _OtherLanguagesError(f"languages: {name} has none of {sorted(asked)}; its languages are {offered}")
+            raise OtherLanguagesError(f"languages: {name} has none of {sorted(asked)}; its languages are {offered}")
         task.hf_subsets = subsets
     return task

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mteb.abstasks.task_metadata import TaskMetadata
-
-from mteb_fair.position_task import SPLIT, PositionData, PositionTask
+from mteb_fair.position_task import PositionData, PositionTask, build_metadata
 from mteb_fair.scores import Grouping
 from mteb_fair.sources import data_files, read_rows
 
@@ -24,7 +22,7 @@ def groups_of(answer_start: int) -> tuple[str, ...]:
 class SQuADPosQ(PositionTask):
     """Questions of SQuAD v2 (train and validation) with an answer, over all of its passages."""
 
-    metadata = TaskMetadata(
+    metadata = build_metadata(
         name="SQuAD-PosQ",
         description=(
             "The answerable questions of SQuAD v2 over all its paragraphs, grouped by the character at which the "
@@ -32,19 +30,10 @@ class SQuADPosQ(PositionTask):
         ),
         reference="https://arxiv.org/abs/2505.13950",
         dataset={"path": "rajpurkar/squad_v2", "revision": "main"},
-        type="Retrieval",
-        category="t2t",
-        modalities=["text"],
-        eval_splits=[SPLIT],
-        eval_langs=["eng-Latn"],
-        main_score="ndcg_at_10",
         date=("2016-01-01", "2018-12-31"),
         domains=["Encyclopaedic", "Written"],
-        task_subtypes=["Question answering"],
         license="cc-by-sa-4.0",
         annotations_creators="human-annotated",
-        dialect=[],
-        sample_creation="found",
         bibtex_citation=r"""
 @inproceedings{rajpurkar2018know,
   author = {Pranav Rajpurkar and Robin Jia and Percy Liang},

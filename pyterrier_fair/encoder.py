@@ -87,18 +87,15 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         self._calibrated: FairSentenceTransformer
         self._plain_max_seq_length: int | None
         self._load()
-        given = {
-            "strength": strength,
-            "basket_size": basket_size,
-            "layers": layers,
-            "pooling": pooling,
-            "isolate": isolate,
-            "isolated_share": isolated_share,
-            "last_basket": last_basket,
-            "min_content": min_content,
-        }
-        config = replace(
-            self._calibrated.fair_config, **{name: value for name, value in given.items() if value is not None}
+        config = self._calibrated.fair_config.updated(
+            strength=strength,
+            basket_size=basket_size,
+            layers=layers,
+            pooling=pooling,
+            isolate=isolate,
+            isolated_share=isolated_share,
+            last_basket=last_basket,
+            min_content=min_content,
         )
         self.strength = config.strength
         self.basket_size = config.basket_size

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mteb
 import pytest
 from mteb.models.model_implementations import MODEL_REGISTRY
 
 from fair_calibration import FairConfig
-from mteb_fair.cli import build_parser, choose_model, main
+from mteb_fair.cli import build_parser, choose_model, main, task_names
 from mteb_fair.registry import register
 from tests.mteb.layouts import write_fineweb
 
@@ -101,6 +102,8 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["-m", "BAAI/bge-m4", "-t", "PositionDemoRetrieval"], "'BAAI/bge-m4' is no folder, and could not be loaded"),
         (["-m", "BAAI/bge-m3", "--model-revision", "abc"], "--model-revision: MTEB has 'BAAI/bge-m3' at 5617"),
+        (["-m", "BAAI/bge-m3", "-t", "FineWeb-PosQ", "--domains", "law"], "--domains: expected PosIR or PosIRCross"),
+        (["-m", "BAAI/bge-m3", "-b", "PositionFair", "--domains", "law"], "--domains: expected PosIR or PosIRCross"),
     ],
 )
 def test_unknown_names_are_one_line(
@@ -117,12 +120,18 @@ def test_unknown_names_are_one_line(
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("mteb_fair: error: ")
     assert message in last
-    MODEL_REGISTRY.pop("mteb_fair/BAAI__bge-m4@strength=0.5", None)
 
 
 def test_revisions() -> None:
-    name = choose("-m", "someone/some-model", "--model-revision", "abc")
-    assert MODEL_REGISTRY.pop(name).revision == "abc"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    name = choose("-m", "someone/some-model", "--model-revision", commit)
+    assert MODEL_REGISTRY.pop(name).revision == commit
+
+
+def test_domains_are_part_of_the_task() -> None:
+    register()
+    assert task_names(["PosIR", "FineWeb-PosQ"], ["law", "arts"]) == ["PosIR-arts+law", "FineWeb-PosQ"]
+    assert mteb.get_task("PosIR-arts+law").domains == ("arts", "law")
 
 
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 import shutil
+import signal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +14,8 @@ import mteb
 import pandas as pd
 import pytest
 
-from mteb_fair import PositionDemoRetrieval, get_tasks
-from mteb_fair.comparison import add_change, compare
+from mteb_fair import FairEncoder, PositionDemoRetrieval, get_tasks
+from mteb_fair.comparison import add_change, compare, parse_models
 from tests.mteb.layouts import write_fineweb, write_posir
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +100,29 @@ class TestCompare:
         table = compare(models, [PositionDemoRetrieval()], output=tmp_path, strengths=[0], progress=False)
         assert table["model"].tolist() == ["a/first", "b/second"]
 
+    def test_killed_at_any_time(self, tiny_path: Path, tmp_path: Path) -> None:
+        """What was complete when a process was killed stays, and a second run ends as if there had been no first."""
+        tasks = [PositionDemoRetrieval()]
+        expected = compare([tiny_path], tasks, output=tmp_path / "whole", strengths=[0, 0.5, 1], progress=False)
+        pid = os.fork()
+        if pid == 0:
+            encode, calls = FairEncoder.encode, []
+
+            def encode_or_die(self: FairEncoder, *args: Any, **kwargs: Any) -> Any:
+                calls.append(None)
+                if len(calls) > per_result:  # in the midst of the second result
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return encode(self, *args, **kwargs)
+
+            per_result = 6  # queries and documents of three collections
+            FairEncoder.encode = encode_or_die  # type: ignore[method-assign]
+            compare([tiny_path], tasks, output=tmp_path / "cut", strengths=[0, 0.5, 1], progress=False)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        assert len(list((tmp_path / "cut").rglob("PositionDemoRetrieval.json"))) == 1
+        table = compare([tiny_path], tasks, output=tmp_path / "cut", strengths=[0, 0.5, 1], progress=False)
+        pd.testing.assert_frame_equal(table.infer_objects(), expected.infer_objects(), atol=1e-5)
+
     def test_languages_beside_others_on_disk(self, tiny_path: Path, data: Path, tmp_path: Path) -> None:
         french = {"corpus": {"d": "ba"}, "queries": {"q": ("ba", [0, 9], 100, 300)}, "qrels": [("q", "d", 1)]}
         write_posir(data / "PosIR", "fra-Latn", "law", **french)
@@ -121,6 +146,20 @@ class TestCompare:
         assert f"{path} is no complete result" in caplog.text
         assert path.with_name("PositionDemoRetrieval.json.corrupt").is_file()
         assert json.loads(path.read_text())["scores"]
+
+
+def test_models_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a/model", "b/model", "c=d"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert parse_models(["BAAI/bge-m3", "a/model", "me/second=b/model", "c=d"]) == {
+        "BAAI/bge-m3": "BAAI/bge-m3",
+        "local/model": "a/model",
+        "me/second": "b/model",
+        "local/c=d": "c=d",
+    }
+    with pytest.raises(ValueError, match=r"models: .* got \['local/model'\] .* organization/name=folder"):
+        parse_models(["a/model", "b/model"])
 
 
 def test_change_by_hand() -> None:
@@ -171,6 +210,13 @@ def test_reproduction_on_stand_ins(
     printed = capsys.readouterr().out
     assert "measured:  " in printed
     assert module.CLAIMS in printed
+
+
+def test_reproduction_of_the_plain_model_alone(tiny_path: Path, tmp_path: Path) -> None:
+    arguments = ["--models", f"a/b={tiny_path}", "--tasks", "PositionDemoRetrieval", "--strength", "0", "--no-progress"]
+    report = script("benchmarks/reproduce_paper.py").main([*arguments, "--output", str(tmp_path)])
+    assert report["model"].tolist() == ["a/b"]
+    assert report["PSI plain"].tolist() == report["PSI fair"].tolist()
 
 
 def test_claims_by_hand() -> None:

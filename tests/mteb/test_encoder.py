@@ -190,6 +190,25 @@ def test_two_strengths_are_two_results_through_both_doors(tiny_path: Path, tmp_p
     assert len({result.model_name for result in loaded.model_results}) == 2
 
 
+class TestSettingsBehindTheIdentity:
+    """What would put results under a name that they do not belong to."""
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("max_seq_length", 20), ("truncate_dim", 8), ("prompts", {"query": "x"}), ("similarity_fn_name", "dot")],
+    )
+    def test_changed_models(self, base: SentenceTransformer, name: str, value: Any) -> None:
+        encoder = FairEncoder(base)
+        setattr(encoder.model, name, value)
+        with pytest.raises(ValueError, match=rf"encoder.model: \['{name}'\] were changed after 'mteb_fair/local__"):
+            encode(encoder, "document")
+
+    def test_encode_arguments(self, base: SentenceTransformer) -> None:
+        for argument in ({"strength": 0.3}, {"truncate_dim": 4}):
+            with pytest.raises(ValueError, match=rf"encode_kwargs: {list(argument)} would give".replace("[", r"\[")):
+                encode(FairEncoder(base), "document", **argument)
+
+
 def test_prompts_of_mtebs_registry_come_with_the_name(tiny_path: Path) -> None:
     encoder = FairEncoder(tiny_path, base_name="intfloat/multilingual-e5-small")
     assert encoder.model.prompts == {"query": "query: ", "document": "passage: "}

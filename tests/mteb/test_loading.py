@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from mteb_fair.loading import load_base, revision_of
+from mteb_fair.loading import UnknownModelError, commit_of, load_base, revision_of
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,49 @@ def test_revisions(tiny_path: Path) -> None:
     assert revision_of(fair, "org/model", "abc123", {"model_kwargs": {}}) == f"abc123-{weights}"
     fair[0].model.config._commit_hash = "def456"
     assert revision_of(fair, "org/model", None, {}) == "def456"
+    assert revision_of(fair, "org/model", "main", {}) == "def456"  # a branch is not a commit
+    # A loaded model may have been changed since.
+    changed, _ = load_base(fair, None, None, {})
+    assert revision_of(changed, fair, None, {}) == f"def456-{weights}"
+
+
+class TestCommits:
+    COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+    def test_a_commit_needs_no_hub(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("huggingface_hub.model_info", None)
+        assert commit_of("org/model", self.COMMIT) == self.COMMIT
+
+    def test_the_hub_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+
+        def model_info(name: str, revision: str | None) -> SimpleNamespace:
+            asked.append((name, revision))
+            return SimpleNamespace(sha=self.COMMIT)
+
+        monkeypatch.setattr("huggingface_hub.model_info", model_info)
+        assert commit_of("org/model", None) == commit_of("org/model", "main") == self.COMMIT
+        assert asked == [("org/model", None), ("org/model", "main")]
+
+    def test_offline_the_cache_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        # The layout of the hub's cache.
+        model = tmp_path / "models--org--model"
+        snapshot = model / "snapshots" / self.COMMIT
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text("{}")
+        (model / "refs").mkdir()
+        (model / "refs" / "main").write_text(self.COMMIT)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        assert commit_of("org/model", None) == self.COMMIT
+        with pytest.raises(UnknownModelError, match="'org/other' is no folder, and could not be loaded by that name"):
+            commit_of("org/other", None)
+
+    def test_what_cannot_be_a_name(self) -> None:
+        with pytest.raises(UnknownModelError, match="'a/b/c' is no folder"):
+            commit_of("a/b/c", None)
+
+
+def test_a_name_that_mteb_knows_is_not_said_to_be_near_itself() -> None:
+    with pytest.raises(UnknownModelError, match="could not be loaded by that name") as error:
+        load_base("BAAI/bge-m3", None, "cpu", {})
+    assert "nearest" not in str(error.value)

@@ -42,7 +42,7 @@ def test_bins_and_quartiles(span: tuple[int, int], tokens: int, labels: tuple[st
         ((1, 2), 10, 0, "here: expected positive lengths"),
         ((-1, 5), 10, 10, "here: expected a span within the document"),
         ((200, 300), 100, 10, "here: expected a span within the document"),
-        ((9, 11), 10, 10, "here: expected a span within the document"),
+        ((9, 12), 10, 10, "here: expected a span within the document"),
         ((5, 1), 10, 10, "here: expected a span within the document"),
     ],
 )
@@ -197,6 +197,16 @@ class TestBadData:
         )  # fmt: skip
         with pytest.raises(ValueError, match="query 'q1': expected pos_char_span as two numbers"):
             PosIR(data_folder=tmp_path).load_data()
+
+    def test_a_span_that_ends_beyond_the_document(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        queries = {"q1": ("red", [8, 11], 10, 10), "q2": ("red", [0, 10], 10, 10)}
+        qrels = [("q1", "d", 1), ("q2", "d", 1)]
+        write_posir(tmp_path, "eng-Latn", "law", corpus={"d": "red"}, queries=queries, qrels=qrels)
+        task = PosIR(data_folder=tmp_path)
+        with caplog.at_level("WARNING", "mteb_fair"):
+            task.load_data()
+        assert "the spans of 1 queries end beyond their documents: ['q1']" in caplog.text
+        assert task._labels["eng-Latn"]["law/q1"] == ("bin18", "q1_bin18")  # the middle is at 9.5 of 10
 
 
 def test_every_hub_subset_has_its_language() -> None:

@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import mteb
 import pytest
@@ -11,7 +12,9 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 
 import mteb_fair
 from fair_calibration import PRESETS, FairConfig, FairSentenceTransformer
-from mteb_fair.registry import BASE_MODELS, REGISTERED, TASKS
+from mteb_fair import FairEncoder, Variant
+from mteb_fair.registry import BASE_MODELS, REGISTERED, TASKS, build_benchmark
+from tests.mteb.layouts import write_posir
 
 
 @pytest.fixture(autouse=True)
@@ -112,10 +115,11 @@ class TestModels:
         assert MODEL_REGISTRY[name].loader_kwargs["base_model"] == str(tiny_path)
 
     def test_revisions(self, tiny_path: Path) -> None:
-        name = mteb_fair.register_model("someone/some-model", revision="abc")
-        assert mteb.get_model_meta(name, revision="abc").revision == "abc"
-        with pytest.raises(ValueError, match="registered for someone/some-model at the revision abc"):
-            mteb_fair.register_model("someone/some-model", revision="def")
+        first, second = "a" * 40, "b" * 40
+        name = mteb_fair.register_model("someone/some-model", revision=first)
+        assert mteb.get_model_meta(name, revision=first).revision == first
+        with pytest.raises(ValueError, match=f"registered for someone/some-model at the revision {first}"):
+            mteb_fair.register_model("someone/some-model", revision=second)
         del MODEL_REGISTRY[name]
         with pytest.raises(ValueError, match="revision: folders have none, got 'abc'"):
             mteb_fair.register_model(tiny_path, revision="abc")
@@ -130,11 +134,28 @@ class TestModels:
         encoder = mteb.get_model(name, strength=0.125)
         assert encoder.mteb_model_meta.name.endswith("@strength=0.125")
 
-    def test_a_name_that_mteb_does_not_know(self) -> None:
+    def test_a_name_that_mteb_does_not_know(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("huggingface_hub.model_info", lambda *_, **__: SimpleNamespace(sha="c0ffee"))
         name = mteb_fair.register_model("someone/some-model")
         assert name == "mteb_fair/someone__some-model@strength=0.5"
         assert MODEL_REGISTRY[name].adapted_from == "someone/some-model"
+        assert MODEL_REGISTRY[name].revision == "c0ffee"
         del MODEL_REGISTRY[name]
+
+    def test_a_name_that_nobody_knows(self) -> None:
+        with pytest.raises(ValueError, match="'someone/some-model' is no folder, and could not be loaded by that name"):
+            mteb_fair.register_model("someone/some-model")
+
+    def test_what_the_model_has_anyway_is_said(self, tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        # As for hub models, which are not loaded when they are registered.
+        variant = Variant(base_name="org/model", config=FairConfig(), max_seq_length=128)
+        meta = FairEncoder(tiny_path, base_name="org/model").mteb_model_meta.model_copy(update={"name": variant.name})
+        with caplog.at_level("WARNING", "mteb_fair"):
+            FairEncoder(tiny_path, base_name="org/model").mteb_model_meta = meta
+        assert (
+            "max_seq_length=128 has what its model has anyway: it is mteb_fair/org__model@strength=0.5 by"
+            in caplog.text
+        )
 
 
 class TestTasks:
@@ -148,6 +169,20 @@ class TestTasks:
         names = [task.metadata.name for task in benchmark.tasks]
         assert names == ["PosIR", "PosIRCrossLingual", "FineWeb-PosQ", "SQuAD-PosQ"]
         assert [task.metadata.name for task in mteb_fair.get_tasks()] == names
+
+    def test_local_data_in_english_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        english = {"corpus": {"d": "ba"}, "queries": {"q": ("ba", [0, 9], 100, 300)}, "qrels": [("q", "d", 1)]}
+        write_posir(tmp_path / "PosIR", "eng-Latn", "law", **english)
+        monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path))
+        with caplog.at_level("WARNING", "mteb_fair"):
+            names = [task.metadata.name for task in build_benchmark().tasks]
+        assert names[0].startswith("PosIR-local-")
+        assert names[1:] == ["FineWeb-PosQ", "SQuAD-PosQ"]
+        assert "PositionFair: PosIRCrossLingual is left out" in caplog.text
+        with pytest.raises(ValueError, match=r"with languages that PosIRCrossLingual has; found .*'eng-Latn'"):
+            mteb_fair.get_tasks("PosIRCrossLingual")
 
     def test_another_task_of_the_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         registry = importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY
