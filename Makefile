@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test check lint clean
+.PHONY: demo test check lint docs clean
 
 demo: .venv/installed  ## BM25, plain and calibrated dense retrieval compared by position, on the embedded data
 	$(BIN)/python examples/quickstart.py $(ARGS)
@@ -12,12 +12,15 @@ demo: .venv/installed  ## BM25, plain and calibrated dense retrieval compared by
 test: .venv/installed  ## the test-suite
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
 
-check: lint test  ## what CI runs
+check: lint docs test  ## what CI runs
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: .venv/installed  ## the documentation, in docs/_build/index.html
+	HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx --fail-on-warning --quiet docs docs/_build
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -27,4 +30,4 @@ lint: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build results *.egg-info
+	rm -rf .venv build docs/_build results *.egg-info
