@@ -34,8 +34,8 @@ from fair_calibration.positions import (
     PLACES,
     build_collections,
     load_passages,
-    position_sensitivity_index,
 )
+from fair_evaluation import position_sensitivity_index
 from pyterrier_fair import FairBiEncoder, PositionDataset
 
 

@@ -187,20 +187,3 @@ def _group(passages: Sequence[Passage], size: int, seed: int) -> tuple[list[list
         groups.append(group)
         order = [article for article in order if by_article[article]]
     return groups, [passage for article in order for passage in by_article[article]]
-
-
-def position_sensitivity_index(scores: Sequence[float]) -> float:
-    """Computes PSI = 1 - min / max of the scores of position groups: 0 is position-fair (PosIR).
-
-    Args:
-        scores: The mean score of each group, none negative.
-
-    Returns:
-        The index; 0 where every group's score is 0.
-
-    Raises:
-        ValueError: There are no scores, or one is negative or NaN.
-    """
-    if not scores or not all(score >= 0 for score in scores):
-        raise ValueError(f"scores: expected one nonnegative score per position group, got {list(scores)}")
-    return 1.0 - min(scores) / max(scores) if max(scores) > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Position measures: scores per group, and PSI, harmonic mean and slope over the groups.
+"""Position measures: scores per group, and PSI, harmonic mean and slope over the groups (`fair_evaluation.measures`).
 
 Every position task and script takes its numbers from here. Groups are ordered from the beginning of a document to its
 end. What is undefined (the mean of a group without queries, the slope of one group) is None, ``null`` in a JSON file,
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fair_calibration.positions import position_sensitivity_index
+from fair_evaluation.measures import harmonic_mean, position_sensitivity_index, slope
 
 METRIC = "ndcg_cut_10"
 """The per-query score that is grouped, as pytrec_eval calls it; `SCORE` is its name in MTEB's results."""
@@ -124,18 +124,9 @@ def measure_groups(scores: Sequence[GroupScore]) -> PositionMeasures:
     return PositionMeasures(
         mean=math.fsum(means) / len(means),
         psi=position_sensitivity_index(means),
-        harmonic_mean=len(means) / math.fsum(1 / mean for mean in means) if min(means) > 0 else 0.0,
-        slope=_slope(filled),
+        harmonic_mean=harmonic_mean(means),
+        slope=slope([place for place, _ in filled], means),
     )
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float | None:
-    if len(points) < 2:
-        return None
-    center = math.fsum(x for x, _ in points) / len(points)
-    height = math.fsum(y for _, y in points) / len(points)
-    spread = math.fsum((x - center) ** 2 for x, _ in points)
-    return math.fsum((x - center) * (y - height) for x, y in points) / spread
 
 
 def to_entry(grouping: Grouping, scores: Mapping[str, GroupScore]) -> dict[str, float | int | None]:

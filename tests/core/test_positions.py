@@ -15,7 +15,6 @@ from fair_calibration.positions import (
     Question,
     build_collections,
     load_passages,
-    position_sensitivity_index,
 )
 
 # load_passages
@@ -328,30 +327,3 @@ def test_too_few_articles(passages: list[Passage], k: int, got: str) -> None:
     text = f"passages: {k} passages of different articles are needed for one document, got {got}"
     with pytest.raises(ValueError, match=text):
         build_collections(passages, passages_per_document=k)
-
-
-# position_sensitivity_index
-
-
-@pytest.mark.parametrize(
-    ("scores", "index"),
-    [
-        ([0.8, 0.4], 0.5),
-        ([0.79, 0.81, 0.56], 1 - 0.56 / 0.81),
-        ([0.3], 0.0),
-        ([0.3, 0.3, 0.3], 0.0),
-        ([0.0, 0.5], 1.0),
-        ([0.0, 0.0, 0.0], 0.0),
-        ([1, 2], 0.5),
-        ((0.2, 0.1), 0.5),
-    ],
-)
-def test_the_index(scores: list[float], index: float) -> None:
-    assert position_sensitivity_index(scores) == pytest.approx(index, abs=1e-12)
-    assert position_sensitivity_index(scores[::-1]) == pytest.approx(index, abs=1e-12)
-
-
-@pytest.mark.parametrize("scores", [[], [float("nan")], [0.5, float("nan"), 0.2], [0.5, -0.1]])
-def test_scores_that_have_no_index(scores: list[float]) -> None:
-    with pytest.raises(ValueError, match="scores: expected one nonnegative score per position group, got"):
-        position_sensitivity_index(scores)

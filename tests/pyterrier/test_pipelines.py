@@ -21,8 +21,8 @@ from fair_calibration.positions import (
     PositionedQuery,
     build_collections,
     load_passages,
-    position_sensitivity_index,
 )
+from fair_evaluation import position_sensitivity_index
 from pyterrier_fair import FairBiEncoder, PositionDataset
 from tests.conftest import TinyModel
 from tests.core.tiny_models import document

@@ -1,0 +1,192 @@
+"""How much attention each part of a document gets, layer by layer, before and after calibration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from sentence_transformers import SentenceTransformer
+from tqdm.auto import tqdm
+
+from fair_calibration import FairConfig, calibrate
+from fair_calibration.config import validate_positive_int, validate_strength
+from fair_evaluation.attention_shares import Array, ShareObserver
+from fair_evaluation.documents import batches, document_prompt
+from fair_evaluation.observation import Batch, load_batch, observe_attention
+
+logger = logging.getLogger("fair_evaluation")
+
+COLUMNS = (
+    "n_baskets",
+    "calibrated",
+    "segment",
+    "basket",
+    "first_token",
+    "last_token",
+    "tokens",
+    "documents",
+    "share_plain",
+    "share_calibrated",
+)
+
+
+def attention_profile(
+    model: SentenceTransformer,
+    texts: Iterable[str],
+    *,
+    config: FairConfig | None = None,
+    strength: float | None = None,
+    per_head: bool = False,
+    prompt: str | None = None,
+    batch_size: int = 16,
+    show_progress_bar: bool = False,
+) -> pd.DataFrame:
+    """Measures the attention that the baskets of documents get, in the plain and in the calibrated model.
+
+    For cls and last-token pooling it is the attention of the pooled token; for mean pooling the mean over all valid
+    tokens. Both columns are of forward passes of their own: ``share_calibrated`` is what a layer of the calibrated
+    model uses, and a layer above a calibrated one has other input than in the plain model. Masses are summed in log
+    space from float32 logits, also where the model runs in half precision; no L x L matrix is kept.
+
+    Args:
+        model: Plain or calibrated, of any kind that `fair_calibration.calibrate` accepts. It stays as it is.
+        texts: The documents.
+        config: The settings of the calibration; None for the model's own, or the defaults.
+        strength: Overrides the config's.
+        per_head: Whether heads are told apart, or their mean is taken.
+        prompt: Put before every text; None is the prompt of ``model.encode_document``.
+        batch_size: Documents per forward pass.
+        show_progress_bar: Whether to show a bar.
+
+    Returns:
+        One row per layer (, head), kind of document and segment, in this order:
+
+        - ``layer``, 0 the first; ``head`` if ``per_head``;
+        - ``n_baskets``: of the documents that the row is about, so that a third is not averaged with a quarter;
+          ``calibrated``: whether they have content enough to be calibrated;
+        - ``segment``: "bos", "basket", "eos", or "prompt" (all of a prompt that pooling leaves out); ``basket``: its
+          number from 0, missing for the others; ``first_token`` and ``last_token``: which content tokens the basket
+          holds, counted from 0, in the longest of the documents;
+        - ``tokens``: how many tokens the segment has on average; ``documents``: how many documents there are;
+        - ``share_plain`` and ``share_calibrated``: means over the documents (and heads). They sum to 1 over the
+          segments.
+
+    Raises:
+        TypeError: ``texts`` is one string, or holds something else than strings.
+        ValueError: The model cannot be calibrated, the settings do not fit it, or there are no texts.
+    """
+    strength = None if strength is None else validate_strength(strength)
+    batch_size = validate_positive_int("batch_size", batch_size)
+    fair = calibrate(model, config).eval()
+    strength = fair.fair_config.strength if strength is None else strength
+    prompt = document_prompt(model) if prompt is None else prompt
+    groups: dict[tuple[int, bool], _Group] = {}
+    n_documents = n_truncated = 0
+    with tqdm(desc="attention", unit="doc", disable=not show_progress_bar) as bar:
+        for texts_of_batch in batches(texts, batch_size):
+            batch = load_batch(fair, texts_of_batch, prompt=prompt)
+            plain, calibrated = ShareObserver(batch, 0.0), ShareObserver(batch, strength)
+            observe_attention(fair, batch, plain)
+            observe_attention(fair, batch, calibrated, strength=strength)
+            for i, is_calibrated in enumerate(batch.baskets.is_calibrated):
+                segments = _segments(batch, i)
+                n_baskets = sum(segment.name == "basket" for segment in segments)
+                group = groups.setdefault((n_baskets, is_calibrated), _Group(len(segments)))
+                group.add(segments, plain.of_document(i), calibrated.of_document(i))
+            n_documents += len(texts_of_batch)
+            n_truncated += batch.n_truncated
+            bar.update(len(texts_of_batch))
+    if not n_documents:
+        raise ValueError("texts: expected at least one document, got none")
+    if n_truncated:
+        logger.warning(
+            "%d of %d documents are truncated at max_seq_length=%s tokens; the profile is of what is left of them",
+            n_truncated,
+            n_documents,
+            fair.max_seq_length,
+        )
+    frames = [
+        group.frame(fair.fair_config.basket_size, per_head=per_head).assign(n_baskets=n_baskets, calibrated=calibrated)
+        for (n_baskets, calibrated), group in sorted(groups.items())
+    ]
+    by = ["layer", "head"] if per_head else ["layer"]
+    frame = pd.concat(frames, ignore_index=True).sort_values(by, kind="stable", ignore_index=True)
+    return frame[[*by, *COLUMNS]]
+
+
+class _Segment(NamedTuple):
+    """A basket, an isolated token, or a prompt: where it stands among baskets and isolated tokens, and its length."""
+
+    name: str
+    indices: list[int]
+    n_tokens: int
+
+
+def _segments(batch: Batch, sequence: int) -> list[_Segment]:
+    """Lists the segments of one document by where they stand in it; a prompt comes last."""
+    baskets, isolate = batch.baskets, batch.config.isolate
+    first_isolated, n_isolated = baskets.n_baskets, baskets.isolated.shape[1]
+    counts = baskets.segment_of_key[sequence].bincount(minlength=first_isolated + n_isolated + 1).tolist()
+    named = [("basket", [n]) for n in range(first_isolated) if counts[n]]
+    if isolate != "none":
+        named.insert(0, ("bos", [first_isolated]))
+    if isolate == "bos_eos":
+        named.append(("eos", [first_isolated + 1]))
+    if baskets.n_kept:
+        named.append(("prompt", list(range(first_isolated + n_isolated - baskets.n_kept, first_isolated + n_isolated))))
+    return [_Segment(name, indices, sum(counts[i] for i in indices)) for name, indices in named]
+
+
+class _Group:
+    """Sums over documents with equally many segments."""
+
+    def __init__(self, n_segments: int) -> None:
+        self.names: list[str] = []
+        self.documents = 0
+        self.tokens = np.zeros(n_segments)
+        self.most_tokens = np.zeros(n_segments, dtype=np.int64)
+        self.plain: Array | float = 0.0  # (layers, H, segments)
+        self.calibrated: Array | float = 0.0
+
+    def add(self, segments: list[_Segment], plain: Array, calibrated: Array) -> None:
+        """Adds a document's shares, (layers, H, N + I)."""
+        self.names = [segment.name for segment in segments]
+        self.documents += 1
+        n_tokens = [segment.n_tokens for segment in segments]
+        self.tokens += n_tokens
+        self.most_tokens = np.maximum(self.most_tokens, n_tokens)
+        self.plain += _sum_indices(plain, segments)
+        self.calibrated += _sum_indices(calibrated, segments)
+
+    def frame(self, basket_size: int, *, per_head: bool) -> pd.DataFrame:
+        """Returns the means, one row per layer (, head) and segment."""
+        plain, calibrated = (np.asarray(sums) / self.documents for sums in (self.plain, self.calibrated))
+        if not per_head:
+            plain, calibrated = (shares.mean(1, keepdims=True) for shares in (plain, calibrated))
+        layer, head, segment = (index.ravel() for index in np.indices(plain.shape))
+        is_basket = np.array(self.names) == "basket"
+        basket = np.cumsum(is_basket) - 1
+        by_segment = pd.DataFrame({"segment": self.names, "tokens": self.tokens / self.documents})
+        for name, values in {
+            "basket": basket,
+            "first_token": basket * basket_size,
+            "last_token": basket * basket_size + self.most_tokens - 1,
+        }.items():
+            by_segment[name] = pd.array(values, dtype="Int64")
+            by_segment.loc[~is_basket, name] = pd.NA
+        frame = by_segment.iloc[segment].reset_index(drop=True)
+        return frame.assign(
+            layer=layer,
+            head=head,
+            documents=self.documents,
+            share_plain=plain.ravel(),
+            share_calibrated=calibrated.ravel(),
+        )
+
+
+def _sum_indices(shares: Array, segments: list[_Segment]) -> Array:
+    """Sums shares (..., N + I) over the indices of each segment."""
+    return np.stack([shares[..., segment.indices].sum(-1) for segment in segments], axis=-1)

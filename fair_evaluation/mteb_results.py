@@ -1,0 +1,99 @@
+"""Evaluation by position of results that MTEB saved, without MTEB."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fair_evaluation.measures import harmonic_mean, position_sensitivity_index, slope
+from fair_evaluation.position_result import PositionEvaluation
+
+_SCORE = "ndcg_at_10"
+
+
+def from_mteb(
+    result: Mapping[str, Any] | str | os.PathLike[str], *, name: str | None = None
+) -> dict[str, PositionEvaluation]:
+    """Evaluates the result of a task of `mteb_fair` by position.
+
+    Such a result has the mean score and the number of queries of each group, and no scores of queries: there are no
+    intervals, no rank correlation and no `psi_test`. For these, have MTEB save its rankings (``prediction_folder``) and
+    use `from_run`.
+
+    Args:
+        result: The path of the task's JSON file, or its content.
+        name: What is evaluated; None for the name of the task.
+
+    Returns:
+        The evaluation of each subset (language), by its name; ``lengths`` has PosIR's length classes, q1 to q4.
+
+    Raises:
+        ValueError: This is no result of MTEB's, or none of a task with position groups, or of several splits.
+    """
+    where = "result" if isinstance(result, Mapping) else os.fspath(result)
+    content = result if isinstance(result, Mapping) else json.loads(Path(result).read_text(encoding="utf-8"))
+    splits = content.get("scores") if isinstance(content, Mapping) else None
+    if not isinstance(splits, Mapping) or len(splits) != 1:
+        raise ValueError(
+            f"{where}: expected a result of MTEB's with the scores of one split, got {_keys(splits or content)}"
+        )
+    (entries,) = splits.values()
+    name = str(content.get("task_name", "")) if name is None else name
+    return {str(entry["hf_subset"]): _evaluate(entry, name, where) for entry in entries}
+
+
+def _evaluate(entry: Mapping[str, Any], name: str, where: str) -> PositionEvaluation:
+    groups = [key.removesuffix("_n") for key in entry if key.endswith("_n")]
+    groups = [group for group in groups if f"{group}_{_SCORE}" in entry]
+    if not groups:
+        raise ValueError(
+            f"{where}: expected scores of position groups, such as 'end_{_SCORE}' and 'end_n', which the tasks of "
+            f"mteb_fair have; got {_keys(entry)}"
+        )
+    # A partition by length has measures of its own: q1_psi beside q1_bin00_n.
+    partitions = [key.removesuffix("_psi") for key in entry if key.endswith("_psi")]
+    members = {p: [group for group in groups if group.startswith(f"{p}_")] for p in partitions}
+    inner = {group for found in members.values() for group in found}
+    lengths = {
+        p: _measure({g.removeprefix(f"{p}_"): (entry[f"{g}_{_SCORE}"], entry[f"{g}_n"]) for g in found}, f"{name} {p}")
+        for p, found in members.items()
+        if any(entry[f"{g}_n"] for g in found)
+    }
+    main = {g: (entry[f"{g}_{_SCORE}"], entry[f"{g}_n"]) for g in groups if g not in inner}
+    return _measure(main, name, lengths)
+
+
+def _measure(
+    groups: Mapping[str, tuple[float | None, int]], name: str, lengths: Mapping[str, PositionEvaluation] | None = None
+) -> PositionEvaluation:
+    places = (np.arange(len(groups)) + 0.5) / len(groups)
+    frame = pd.DataFrame({"group": list(groups), "position": places, "n": [n for _, n in groups.values()]})
+    frame["mean"] = [np.nan if mean is None else float(mean) for mean, _ in groups.values()]
+    frame[["low", "high"]] = np.nan
+    filled = frame[frame["n"] > 0]
+    means = filled["mean"].to_numpy()
+    known = len(means) > 0
+    empty = frame.loc[frame["n"] == 0, "group"].tolist()
+    return PositionEvaluation(
+        name=name,
+        measure="nDCG@10",
+        groups=frame,
+        n_queries=None,
+        mean=float(means.mean()) if known else None,
+        psi=position_sensitivity_index(means) if known else None,
+        harmonic_mean=harmonic_mean(means) if known else None,
+        slope=slope(filled["position"].to_numpy(), means) if known else None,
+        rank_correlation=None,
+        lengths=lengths or {},
+        notes=(f"no queries in {', '.join(empty)}, which count for nothing in the measures",) if empty else (),
+    )
+
+
+def _keys(value: Any) -> str:
+    return f"the keys {list(value)[:8]}" if isinstance(value, Mapping) else type(value).__name__

@@ -1,0 +1,136 @@
+"""Looking into a model's attention: forward passes whose attention calls are shown to an observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from sentence_transformers.base.modules import Transformer
+from torch import Tensor
+
+from fair_calibration import FairConfig, FairSentenceTransformer
+from fair_calibration.attention import CalibratedPass
+from fair_calibration.baskets import Baskets, build_baskets
+from fair_calibration.calls import FusedCall, SoftmaxCall
+from fair_calibration.kernels import expand_heads
+
+Call = FusedCall | SoftmaxCall
+Observer = Callable[[int, Call], None]
+"""Is shown the number of a layer, 0 the first, and its attention call before that runs."""
+
+
+class Batch(NamedTuple):
+    """Tokenized documents, on the model's device.
+
+    Attributes:
+        features: What the transformer takes.
+        baskets: Their geometry.
+        config: The model's settings, with nothing left on "auto".
+        layers: The calibrated layers.
+        n_truncated: How many of the documents were cut off.
+    """
+
+    features: dict[str, Any]
+    baskets: Baskets
+    config: FairConfig
+    layers: frozenset[int]
+    n_truncated: int
+
+
+@dataclass
+class ObservedPass:
+    """Handles the attention calls of one forward pass: shows each to ``observe``, then runs it.
+
+    Attributes:
+        observe: Sees every call.
+        calibrated: What runs the calls; None runs the plain attention.
+        n_calls: How many calls have been made so far.
+    """
+
+    observe: Observer
+    calibrated: CalibratedPass | None = None
+    n_calls: int = 0
+
+    def attend(self, call: FusedCall) -> tuple[Tensor, Tensor | None]:
+        """Shows one call to the observer and runs it."""
+        self._show(call)
+        return call.run_plain() if self.calibrated is None else self.calibrated.attend(call)
+
+    def weigh(self, call: SoftmaxCall) -> Tensor:
+        """Shows one call to the observer and runs it."""
+        self._show(call)
+        return call.softmax() if self.calibrated is None else self.calibrated.weigh(call)
+
+    def _show(self, call: Call) -> None:
+        self.observe(self.n_calls, call)
+        self.n_calls += 1
+
+
+def load_batch(model: FairSentenceTransformer, texts: Sequence[str], *, prompt: str) -> Batch:
+    """Tokenizes documents as the model does before encoding them, truncation included."""
+    features = model.preprocess(list(texts), prompt=prompt or None, task="document")
+    n_truncated = int(features.pop("n_truncated", 0))
+    features = {name: v.to(model.device) if isinstance(v, Tensor) else v for name, v in features.items()}
+    summary = model.summary()
+    prompt_length = model.fair._excluded_prompt(features)
+    baskets = build_baskets(features["attention_mask"], summary.config, prompt_length=prompt_length)
+    return Batch(features, baskets.to(model.device), summary.config, frozenset(summary.layers), n_truncated)
+
+
+def observe_attention(
+    model: FairSentenceTransformer, batch: Batch, observe: Observer, *, strength: float = 0.0
+) -> None:
+    """Runs the transformer over a batch and shows every attention call to ``observe``.
+
+    Args:
+        model: A calibrated model in evaluation mode; its counts stay as they are.
+        batch: From `load_batch`.
+        observe: Called before each attention runs.
+        strength: Of the calibration; 0 runs the plain model.
+    """
+    calibrated = None
+    if strength > 0 and any(batch.baskets.is_calibrated):
+        calibrated = CalibratedPass(batch.layers, batch.baskets, batch.config, strength)
+    _, discovery = model.fair._require_ready()
+    own = {"task": "document"} if "task" in model.fair._own_kwargs else {}
+    handler = ObservedPass(observe, calibrated)
+    with torch.inference_mode(), discovery.handle(handler, batch.features["attention_mask"]):
+        Transformer.forward(model.fair, dict(batch.features), **own)
+
+
+def row_logits(
+    call: Call, sequence: int, rows: slice, keys: slice, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Returns the logits of some rows of one sequence: scaled products of query and key, plus bias.
+
+    Args:
+        call: The attention call.
+        sequence: Which sequence of the batch.
+        rows: Which l rows, with explicit start and stop.
+        keys: Which n keys, likewise.
+        dtype: What they are computed in, float32 or float64. A `SoftmaxCall` has them already, in the model's dtype.
+
+    Returns:
+        The logits (H, l, n), and which keys each row sees, bool (1 or H, l, n); padding is not told apart.
+    """
+    if isinstance(call, SoftmaxCall):
+        block = call.logits[sequence, :, rows, keys].to(dtype)
+        return block, ~(block <= call.hidden_below)  # NaN hides no key
+    this = slice(sequence, sequence + 1)
+    query = call.query[this, :, rows].to(dtype)
+    key = expand_heads(call.key[this, :, keys], query.shape[1]).to(dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        logits = (query @ key.transpose(-1, -2))[0] * call.scale
+    bias, visible = call.bias.block(this, rows, keys, query.device)
+    if bias is not None:
+        logits = logits + bias[0].to(dtype)
+    if visible is None:
+        return logits, torch.ones(1, *logits.shape[1:], dtype=torch.bool, device=logits.device)
+    return logits, visible[0].expand(-1, *logits.shape[1:])
+
+
+def count_heads(call: Call) -> int:
+    """Returns H."""
+    return (call.logits if isinstance(call, SoftmaxCall) else call.query).shape[1]

@@ -1,0 +1,124 @@
+"""What an evaluation by position says: the groups, the measures over them, and their intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+Interval = tuple[float, float]
+MEASURES = {
+    "mean": "mean of the groups",
+    "psi": "PSI",
+    "harmonic_mean": "harmonic mean",
+    "slope": "slope",
+    "rank_correlation": "rank correlation",
+}
+"""The measures over groups, and how they are printed."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PositionEvaluation:
+    """One system's scores by position; `str` of it is a table.
+
+    What is undefined is None, and NaN in the frames. Groups without queries count for nothing in the measures.
+
+    Attributes:
+        name: What is evaluated.
+        measure: What the scores are.
+        groups: One row per group, from the beginning of documents to their end: ``group``, ``position`` (where it
+            stands), ``n`` (its queries), ``mean``, and the bounds of the mean's interval, ``low`` and ``high``, which
+            are undefined with fewer than two units of resampling.
+        n_queries: The number of different queries; None where only the groups are known.
+        mean: The mean over the groups, each counting the same.
+        psi: ``1 - min / max`` of the group means: 0 is position-fair. 0 where all are 0.
+        harmonic_mean: Of the group means; 0 as soon as one is 0.
+        slope: Of the least-squares line of group mean over position, negative where the beginning is favoured. None
+            with fewer than two groups.
+        rank_correlation: Spearman's, of score and position over all rows: of the positions themselves where they are
+            numbers, and else of the groups' order. None where scores or positions do not vary.
+        intervals: The bootstrap interval of each measure that has one, by the measure's name.
+        confidence: Of the intervals.
+        n_resamples: Of the bootstrap; 0 for none.
+        seed: Of the bootstrap.
+        lengths: The evaluation of each class of document length, by the name of the class.
+        notes: What else should be known.
+        rows: The rows evaluated: ``qid``, ``unit``, ``group``, ``place`` (the position, or its group's), ``score``;
+            None where only the groups are known.
+    """
+
+    name: str = ""
+    measure: str = "score"
+    groups: pd.DataFrame
+    n_queries: int | None
+    mean: float | None
+    psi: float | None
+    harmonic_mean: float | None
+    slope: float | None
+    rank_correlation: float | None
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    confidence: float = 0.95
+    n_resamples: int = 0
+    seed: int = 0
+    lengths: Mapping[str, PositionEvaluation] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    rows: pd.DataFrame | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything but the rows as a dict that `json.dumps` takes with ``allow_nan=False``."""
+        return {
+            "name": self.name,
+            "measure": self.measure,
+            "n_queries": self.n_queries,
+            "groups": [{name: _plain(value) for name, value in row.items()} for row in self.groups.to_dict("records")],
+            **{name: getattr(self, name) for name in MEASURES},
+            "intervals": {name: list(interval) for name, interval in self.intervals.items()},
+            "confidence": self.confidence,
+            "n_resamples": self.n_resamples,
+            "seed": self.seed,
+            "lengths": {name: result.to_dict() for name, result in self.lengths.items()},
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        queries = "" if self.n_queries is None else f"{self.n_queries} queries in "
+        head = f"{self.name or 'scores'}, {self.measure}: {queries}{len(self.groups)} groups"
+        if self.n_resamples:
+            head += f"; {100 * self.confidence:g} % intervals of {self.n_resamples} resamples"
+        table = pd.DataFrame({"group": self.groups["group"], "n": self.groups["n"]})
+        table["mean"] = [_three(value) for value in self.groups["mean"]]
+        if self.n_resamples:
+            bounds = zip(self.groups["low"], self.groups["high"], strict=True)
+            table["interval"] = ["" if math.isnan(low) else _brackets((low, high)) for low, high in bounds]
+        measures = [
+            f"{title:<18} {_three(getattr(self, name)):>6}"
+            + (f"  {_brackets(self.intervals[name])}" if name in self.intervals else "")
+            for name, title in MEASURES.items()
+        ]
+        parts = [head, table.to_string(index=False), "\n".join(measures)]
+        if self.lengths:
+            parts.append(self._length_table().to_string(index=False))
+        return "\n".join([*parts, *(f"note: {note}" for note in self.notes)])
+
+    def _length_table(self) -> pd.DataFrame:
+        rows = [
+            {"length": name, "n": int(result.groups["n"].sum())}
+            | {measure: _three(getattr(result, measure)) for measure in MEASURES}
+            for name, result in self.lengths.items()
+        ]
+        return pd.DataFrame(rows)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _three(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def _brackets(interval: Interval) -> str:
+    return f"[{interval[0]:.3f}, {interval[1]:.3f}]"

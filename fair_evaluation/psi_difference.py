@@ -1,0 +1,164 @@
+"""Whether two systems differ in PSI: a paired bootstrap over queries.
+
+Queries of both systems get the same weights (`fair_evaluation.resampling`). The differences of the resamples are taken
+about their own mean, and not about the difference found, since resampled PSIs are biased once more than PSIs are.
+
+Rejections at .05 in 300 to 2000 simulations of nDCG@10 correlated between the systems, by queries in each group:
+
+    groups, queries                               3, 25   3, 75  3, 222  20, 20  20, 50  20, 200
+    null: both PSI .16, independent queries        .051    .054    .043    .020    .014     .023
+    null: the same, same questions at all places   .078    .065    .054       -    .045        -
+    null: both fair, independent queries           .018    .013    .012    .004    .003     .010
+    power: .16 against .05, independent queries    .364    .875    .999    .327    .773    1.000
+    power: the same, same questions                .494    .914   1.000       -    .946        -
+    both fair, but of means .93 and .62            .145    .120    .107    .887    .874     .860
+
+The last line is no error of the test alone: at different levels PSI itself is biased differently (see
+`fair_evaluation.position_evaluation`). `PsiDifference.bias` shows it; with many groups, only systems of similar levels
+can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fair_evaluation.measures import Array, psi_of_rows
+from fair_evaluation.position_evaluation import check_resamples, is_biased
+from fair_evaluation.position_result import Interval, PositionEvaluation
+from fair_evaluation.resampling import UnitTotals, add_up_units, draw_weights
+
+_NAMED = 5  # how many records an error names
+_TIE = 1e-12  # differences closer than this are rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class PsiDifference:
+    """The difference in PSI of two systems on the same queries.
+
+    Attributes:
+        names: The systems.
+        psi: The PSI of each.
+        difference: The first minus the second: above 0, the second is fairer.
+        interval: Of the difference, symmetric about it; holds 0 just where ``p_value > 1 - confidence``, but for ties.
+        p_value: Two-sided, of the hypothesis that both have the same PSI.
+        bias: How much the bootstrap finds the difference biased. Where it is more than a fourth of ``standard_error``,
+            the two PSIs are biased unequally, by groups that are small or by different levels of score: take fewer
+            groups, or more queries.
+        standard_error: Of the difference.
+        confidence: Of the interval.
+        n_queries: The number of different queries.
+        n_resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+    """
+
+    names: tuple[str, str]
+    psi: tuple[float, float]
+    difference: float
+    interval: Interval
+    p_value: float
+    bias: float
+    standard_error: float
+    confidence: float
+    n_queries: int
+    n_resamples: int
+    seed: int
+
+    def __str__(self) -> str:
+        first, second = (name or number for name, number in zip(self.names, ("first", "second"), strict=True))
+        text = (
+            f"PSI {self.psi[0]:.3f} ({first}) - {self.psi[1]:.3f} ({second}) = {self.difference:.3f} "
+            f"[{self.interval[0]:.3f}, {self.interval[1]:.3f}], p = {self.p_value:.4f} ({self.n_queries} queries, "
+            f"{self.n_resamples} resamples)"
+        )
+        if is_biased(self.bias, self.standard_error):
+            text += f"\nnote: the difference is biased, here by about {self.bias:.3f} or more"
+        return text
+
+
+def psi_test(
+    a: PositionEvaluation,
+    b: PositionEvaluation,
+    *,
+    confidence: float = 0.95,
+    n_resamples: int = 10_000,
+    seed: int = 0,
+) -> PsiDifference:
+    """Tests whether two systems differ in PSI, by resampling the queries of both alike.
+
+    Args:
+        a: The first system, as evaluated from scores of queries; or one of its ``lengths``.
+        b: The second, on the same queries, groups and units.
+        confidence: Of the interval.
+        n_resamples: Of the bootstrap; the p-value is no less than ``1 / (n_resamples + 1)``.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: The systems were not evaluated on the same queries in the same groups, or there are less than two
+            groups with queries.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: expected a number between 0 and 1, such as 0.95, got {confidence!r}")
+    check_resamples(n_resamples)
+    rows = _pair(a, b)
+    codes, groups = pd.factorize(rows["group"])
+    if len(groups) < 2:
+        raise ValueError(f"a, b: expected queries in at least two groups, got them in {list(groups)}")
+    unit = pd.factorize(rows["unit"], sort=True)[0].astype(np.int64)
+    scores = (rows[column].to_numpy(dtype=np.float64) for column in ("score_a", "score_b"))
+    of_a, of_b = (add_up_units(unit, codes.astype(np.int64), values, len(groups)) for values in scores)
+    psi, drawn = resample_psi(of_a, of_b, n_resamples=n_resamples, seed=seed)
+    difference = psi[0] - psi[1]
+    reach, p_value = _decide(difference, drawn, confidence)
+    return PsiDifference(
+        names=(a.name, b.name),
+        psi=psi,
+        difference=difference,
+        interval=(difference - reach, difference + reach),
+        p_value=p_value,
+        bias=float(drawn.mean()) - difference,
+        standard_error=float(drawn.std()),
+        confidence=float(confidence),
+        n_queries=int(rows["qid"].nunique()),
+        n_resamples=int(n_resamples),
+        seed=seed,
+    )
+
+
+def resample_psi(a: UnitTotals, b: UnitTotals, *, n_resamples: int, seed: int) -> tuple[tuple[float, float], Array]:
+    """Returns the PSI of two systems on the same units, and their difference in each resample, shape (R,)."""
+    n_units, n_groups = a.sums.shape
+    first, second = (float(psi_of_rows(system.group_means(np.ones((1, n_units))))[0]) for system in (a, b))
+    weights = draw_weights(n_units, n_resamples=n_resamples, seed=seed, width=n_groups)
+    drawn = [psi_of_rows(a.group_means(w)) - psi_of_rows(b.group_means(w)) for w in weights]
+    return (first, second), np.concatenate(drawn)
+
+
+def _decide(difference: float, drawn: Array, confidence: float) -> tuple[float, float]:
+    """Returns how far the interval reaches to both sides, and the p-value."""
+    deviations = np.abs(drawn - drawn.mean())
+    extreme = int((deviations >= abs(difference) - _TIE).sum())
+    return float(np.quantile(deviations, confidence)), (1 + extreme) / (len(drawn) + 1)
+
+
+def _pair(a: PositionEvaluation, b: PositionEvaluation) -> pd.DataFrame:
+    """Returns the rows of both, paired by query and group."""
+    keys = ["qid", "group", "unit"]
+    rows = _rows("a", a).merge(_rows("b", b), on=keys, how="outer", suffixes=("_a", "_b"), indicator=True)
+    if (alone := rows["_merge"] != "both").any():
+        found = rows.loc[alone, ["qid", "group"]].itertuples(index=False, name=None)
+        raise ValueError(
+            f"a, b: expected the same queries in the same groups and units, got {int(alone.sum())} rows of one system "
+            f"alone, such as {list(found)[:_NAMED]}"
+        )
+    return rows
+
+
+def _rows(name: str, result: PositionEvaluation) -> pd.DataFrame:
+    if not isinstance(result, PositionEvaluation):
+        raise TypeError(f"{name}: expected a PositionEvaluation, got {type(result).__name__}")
+    if result.rows is None:
+        raise ValueError(f"{name}: expected an evaluation of queries, got one of group scores alone (from_mteb)")
+    return result.rows.astype({"qid": object, "group": object, "unit": object})  # 1 and "1" can be compared
