@@ -60,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> pd.DataFrame:
 
 def side_by_side(table: pd.DataFrame, strength: float) -> pd.DataFrame:
     """Returns plain and calibrated in one row, with the published plain PSI where there is one."""
-    keys = ["model", "task", "subset", "length"]
+    keys = ["model", "task", "split", "subset", "length"]
     rows = []
     plain, fair = (table[table["strength"] == s].set_index(keys) for s in (0.0, strength))
     for key, row in plain.iterrows():
-        model, task, subset, length = key
+        model, task, _, subset, length = key
         is_english = task.startswith("PosIR") and subset == "eng-Latn"
         rows.append(
             {

@@ -58,7 +58,7 @@ def plot(table: pd.DataFrame, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    labels = table["model"].str.split("/").str[-1] + "\n" + table["task"] + " " + table["subset"]
+    labels = table["model"].str.split("/").str[-1] + "\n" + table["task"] + " " + table["split"] + " " + table["subset"]
     strengths = sorted(table["strength"].unique())
     order = list(dict.fromkeys(labels))
     figure, axes = pyplot.subplots(2, 1, figsize=(max(6, 1.6 * len(order)), 7), sharex=True, layout="constrained")

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import mteb
 from mteb.cli.build_cli import build_cli
 from mteb.models.model_implementations import MODEL_REGISTRY
 
 from fair_calibration import PRESETS, FairConfig
 from mteb_fair.loading import UnknownModelError
 from mteb_fair.names import nearest
-from mteb_fair.posir import PosIR
-from mteb_fair.position_task import PositionTask
-from mteb_fair.registry import TASKS, get_tasks, register, register_model
+from mteb_fair.position_task import TaskDataError
+from mteb_fair.registry import get_tasks, register, register_model
 from mteb_fair.sources import DATA_VARIABLE
 
 _SETTINGS = ("strength", "basket_size", "layers", "pooling", "isolate", "isolated_share", "last_basket", "min_content")
@@ -39,7 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         register()
         if args.func.__name__ == "run":
             args.model = choose_model(args)
-            args.tasks = task_names(args.tasks, args.domains)
+            if args.domains and not args.tasks:
+                raise ValueError("--domains: expected PosIR or PosIRCrossLingual among the --tasks, got none")
+        if getattr(args, "tasks", None):
+            args.tasks = task_names(args.tasks, getattr(args, "domains", None))
+        if args.func.__name__ == "run" and not args.benchmarks:
+            check_selection(args)
         check_benchmarks(getattr(args, "benchmarks", None) or ())
         if args.func.__name__ == "run":
             print(f"model: {args.model}", file=sys.stderr)
@@ -47,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.exit(2, f"mteb_fair: error: {error}\n")
     try:
         args.func(args)
-    except UnknownModelError as error:
+    except (UnknownModelError, TaskDataError) as error:
         parser.exit(2, f"mteb_fair: error: {error}\n")
     return 0
 
@@ -106,6 +111,8 @@ def choose_model(args: argparse.Namespace) -> str:
     settings = bool(given or options or args.preset)
     revision = args.model_revision
     is_folder = Path(args.model).is_dir()
+    if Path(args.model).is_file():
+        raise ValueError(f"--model: expected a name or a folder, {args.model!r} is a file")
     if not is_folder and args.model in MODEL_REGISTRY:
         if revision is not None and revision != (listed := MODEL_REGISTRY[args.model].revision):
             raise ValueError(f"--model-revision: MTEB has {args.model!r} at {listed}, got {revision}")
@@ -149,12 +156,30 @@ def check_benchmarks(names: Sequence[str]) -> None:
             raise ValueError(f"--benchmarks: {name!r} is unknown; the nearest names are {nearest(name, known)}")
 
 
-def task_names(names: Sequence[str] | None, domains: Sequence[str] | None) -> list[str] | None:
+def check_selection(args: argparse.Namespace) -> None:
+    """Checks that there is something to run.
+
+    Raises:
+        ValueError: No task has the languages, types and categories, or one has none of the splits.
+    """
+    tasks = mteb.get_tasks(
+        categories=args.categories, task_types=args.task_types, languages=args.languages, tasks=args.tasks
+    )
+    if not tasks:
+        raise ValueError(
+            f"--tasks: none of {args.tasks or 'all'} has the languages {args.languages} and what else is asked"
+        )
+    for task in tasks:
+        if args.eval_splits and not set(args.eval_splits) & set(task.metadata.eval_splits):
+            raise ValueError(
+                f"--eval-splits: {task.metadata.name} has {list(task.metadata.eval_splits)}, got {args.eval_splits}"
+            )
+
+
+def task_names(names: Sequence[str], domains: Sequence[str] | None) -> list[str]:
     """Returns the names that the tasks have in MTEB: those on local data end in a hash, those on domains name them.
 
     Raises:
         ValueError: A task is unknown, or there are domains without a task that has any.
     """
-    if domains and not any(issubclass(TASKS.get(name, PositionTask), PosIR) for name in names or ()):
-        raise ValueError(f"--domains: expected PosIR or PosIRCrossLingual among the --tasks, got {names}")
-    return None if names is None else [task.metadata.name for task in get_tasks(names, domains=domains)]
+    return [task.metadata.name for task in get_tasks(names, domains=domains)]

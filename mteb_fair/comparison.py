@@ -171,7 +171,7 @@ def add_change(table: pd.DataFrame, *, base: float = 0.0) -> pd.DataFrame:
         The table with the columns "ndcg_change" and "psi_change": relative, -0.43 for 43 % less; missing where the
         base's value is 0 or missing.
     """
-    keys = ["model", "task", "subset", "length"]
+    keys = ["model", "task", "split", "subset", "length"]
     plain = table[table["strength"] == base].set_index(keys)
     rows = []
     for row in table.to_dict("records"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,9 @@ from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import DocumentCounts, FairConfig, Summary, calibrate
+from fair_calibration.config import validate_positive_int
 from mteb_fair.identity import OVERRIDES, PROMPTS_DIGEST, Variant, changeable_settings
-from mteb_fair.loading import default_prompts, describe_base, load_base, pinned, revision_of
+from mteb_fair.loading import commit_of, default_prompts, describe_base, load_base, pinned, revision_of
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mteb_fair")
 _NAMED = 5
+_IDENTIFYING = {"strength", "truncate_dim", "normalize_embeddings", "prompt", "prompt_name"}
 _UNKNOWN_REVISION = "no_revision_available"  # MTEB's word
 
 
@@ -108,8 +111,12 @@ class FairEncoder:
         device = f"cuda:{device}" if isinstance(device, int) else device
         listed, loading = pinned(model)
         revision = revision or listed
+        is_hub = isinstance(model, (str, os.PathLike)) and not Path(model).exists()
+        if is_hub:
+            revision = commit_of(str(model), revision)  # a branch moves, and older results would be handed out for it
         loaded, name = load_base(model, revision, device, {**loading, **kwargs})
         self.model = calibrate(loaded, config or loaded.fair_config.updated(**settings))
+        origin = name if is_hub else base_name or name  # what MTEB has prompts and facts of
         name = base_name or name
         if "/" not in name:
             raise ValueError(f"base_name: expected 'organization/name', got {name!r}")
@@ -117,11 +124,18 @@ class FairEncoder:
         changed = {key: value for key, value in kwargs.items() if key not in loading or loading[key] != value}
         self._revision = revision_of(self.model, model, revision, changed)
         if not isinstance(model, SentenceTransformer):
-            self._set_prompts(default_prompts(name))
+            self._set_prompts(default_prompts(origin))
+        max_seq_length, embed_dim = (
+            value if value is None else validate_positive_int(name, value)
+            for name, value in (("max_seq_length", max_seq_length), ("embed_dim", embed_dim))
+        )
         # What is given as it is anyway makes no other variant.
         if max_seq_length == self.model.max_seq_length:
             max_seq_length = None
-        if embed_dim == self.model.get_embedding_dimension():
+        dimension = self.model.get_embedding_dimension()
+        if embed_dim is not None and dimension is not None and embed_dim > dimension:
+            raise ValueError(f"embed_dim: expected at most the model's {dimension} dimensions, got {embed_dim}")
+        if embed_dim == dimension:
             embed_dim = None
         if model_prompts is not None and dict(model_prompts) == dict(self.model.prompts):  # MTEB's, if it has any
             model_prompts = None
@@ -141,7 +155,8 @@ class FairEncoder:
         self._wrapper = SentenceTransformerEncoderWrapper(self.model)
         self._settings = changeable_settings(self.model)
         self._announced: set[str] = set()
-        self._meta = self._identify(describe_base(name, self.model, loader=load_variant))
+        self._origin = origin
+        self._meta = self._identify(describe_base(origin, self.model, loader=load_variant))
 
     def _set_prompts(self, prompts: Mapping[str, str] | None) -> None:
         if prompts is not None:
@@ -163,7 +178,12 @@ class FairEncoder:
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
-        """What MTEB knows the model by."""
+        """What MTEB knows the model by.
+
+        Raises:
+            ValueError: ``model`` was changed in the meantime.
+        """
+        self._check_unchanged()  # here as well: MTEB looks for results before it encodes anything
         return self._meta
 
     @mteb_model_meta.setter
@@ -178,7 +198,7 @@ class FairEncoder:
             update={
                 "name": self.variant.name,
                 "revision": self._revision,
-                "adapted_from": self.variant.base_name,
+                "adapted_from": self._origin,
                 "experiment_kwargs": self.variant.experiment_kwargs,
                 "max_tokens": self.model.max_seq_length,
                 "embed_dim": self.model.get_embedding_dimension(),
@@ -211,16 +231,11 @@ class FairEncoder:
         Raises:
             ValueError: A vector has NaN or infinite values, or ``model`` was changed in the meantime.
         """
-        now = changeable_settings(self.model)
-        if changed := sorted(name for name, value in self._settings.items() if now[name] != value):
-            raise ValueError(
-                f"encoder.model: {changed} were changed after {self.variant.name!r} was made, and results would stand "
-                "under settings that they are not of; change the model before FairEncoder is made of it"
-            )
-        if given := sorted({"strength", "truncate_dim"} & set(kwargs)):
+        self._check_unchanged()
+        if given := sorted(_IDENTIFYING & set(kwargs)):
             raise ValueError(
                 f"encode_kwargs: {given} would give results of other settings than {self.variant.name!r} says; give "
-                "FairEncoder strength or embed_dim"
+                "FairEncoder strength, embed_dim or model_prompts"
             )
         if prompt_type is None:
             self._announce(task_metadata)
@@ -236,6 +251,14 @@ class FairEncoder:
         )
         _check_finite(vectors, f"{task_metadata.name}, {hf_subset}", prompt_type.value if prompt_type else "text")
         return vectors
+
+    def _check_unchanged(self) -> None:
+        now = changeable_settings(self.model)
+        if changed := sorted(name for name, value in self._settings.items() if now[name] != value):
+            raise ValueError(
+                f"encoder.model: {changed} were changed after {self.variant.name!r} was made, and results would stand "
+                "under settings that they are not of; change the model before FairEncoder is made of it"
+            )
 
     def _announce(self, task: TaskMetadata) -> None:
         if task.name not in self._announced:
@@ -285,8 +308,17 @@ def load_variant(
             kwargs["config"] = FairConfig.from_dict({**settings, **given})
         else:
             kwargs |= given  # which `FairEncoder` refuses beside a config
-    known = revision if revision != _UNKNOWN_REVISION and not Path(base_model).exists() else None
-    return FairEncoder(base_model, known, **kwargs)
+    known = revision if revision != _UNKNOWN_REVISION else None
+    if not Path(base_model).exists():
+        return FairEncoder(base_model, known, **kwargs)
+    encoder = FairEncoder(base_model, **kwargs)
+    is_as_registered = not set(kwargs) - set(inspect.signature(FairEncoder).parameters)
+    if known is not None and is_as_registered and known != encoder.mteb_model_meta.revision:
+        raise ValueError(
+            f"{name}: {base_model} was registered at {known}, and is another model by now "
+            f"({encoder.mteb_model_meta.revision}); register it again, by another base_name"
+        )
+    return encoder
 
 
 def _check_finite(vectors: Any, where: str, kind: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
-import pandas as pd
-
 from fair_calibration.positions import PLACES
-from mteb_fair.position_task import PositionData, PositionTask, build_metadata
+from mteb_fair.position_data import PositionData
+from mteb_fair.position_task import PositionTask, build_metadata
 from mteb_fair.scores import Grouping
 from mteb_fair.sources import data_files, read_rows
 
@@ -49,23 +49,27 @@ class FineWebPosQ(PositionTask):
             for number, row in enumerate(read_rows(path, ["question", "content", "span_class"])):
                 where = f"{path}, row {number}"
                 content = row["content"]
+                if not isinstance(content, str):
+                    raise ValueError(f"{where}: expected a text as content, got {content!r} ({type(content).__name__})")
                 if content not in documents:
                     documents[content] = f"d{len(documents)}"
                     data.add_document(documents[content], content, where=where)
                 if _is_missing(row["question"]):
                     continue  # part of the corpus alone, as published
+                if not isinstance(row["question"], str):
+                    raise ValueError(f"{where}: expected a text or nothing as question, got {row['question']!r}")
                 places = _places(row["span_class"], where)
                 query = _query_id(row["question"], documents[content])
                 if query in data.queries:
                     data.labels[query] = tuple(p for p in PLACES if p in places or p in data.labels[query])
                 else:
                     data.add_query(query, row["question"], labels=places, where=where)
-                    data.relevant[query] = {documents[content]: 1}
+                    data.add_judgement(query, documents[content], 1, where=where)
         return data
 
 
 def _is_missing(question: Any) -> bool:
-    return question is None or question == "" or (not isinstance(question, str) and bool(pd.isna(question)))
+    return question is None or question == "" or (isinstance(question, float) and math.isnan(question))
 
 
 def _places(classes: Any, where: str) -> list[str]:

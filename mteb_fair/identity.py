@@ -14,14 +14,17 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Module
 
 from fair_calibration import FairConfig, FairSentenceTransformer
+from fair_calibration.config import validate_positive_int
 
 PREFIX = "mteb_fair/"
 PROMPTS_DIGEST = "prompts_digest"
 OVERRIDES = ("max_seq_length", "embed_dim", PROMPTS_DIGEST)
 """What a name says beside the calibration, where it is not the base model's own."""
 _DEFAULTS = FairConfig()
+_MAX_LENGTH = 200  # MTEB makes folders of names, and file systems take 255 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,11 @@ class Variant:
     embed_dim: int | None = None
     model_prompts: Mapping[str, str] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("max_seq_length", "embed_dim"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, validate_positive_int(name, value))
+
     def _overrides(self) -> dict[str, Any]:
         overrides: dict[str, Any] = {"max_seq_length": self.max_seq_length, "embed_dim": self.embed_dim}
         if self.model_prompts is not None:
@@ -52,7 +60,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The name in MTEB, with the strength and every setting that is not the default."""
+        """The name in MTEB, with the strength and every setting that is not the default, hashed where they are many."""
         settings = {"strength": self.config.strength}
         for field in fields(FairConfig):
             if (value := getattr(self.config, field.name)) != getattr(_DEFAULTS, field.name):
@@ -61,7 +69,10 @@ class Variant:
             settings["calibrate_untyped"] = False
         settings |= self._overrides()
         listed = ",".join(f"{name}={_short(value)}" for name, value in settings.items())
-        return f"{PREFIX}{self.base_name.replace('/', '__')}@{listed}"
+        name = f"{PREFIX}{self.base_name.replace('/', '__')}@"
+        if len(name + listed) > _MAX_LENGTH:
+            listed = f"strength={self.config.strength},settings={_digest(listed)}"
+        return name + listed
 
     @property
     def experiment_kwargs(self) -> dict[str, Any]:
@@ -91,7 +102,27 @@ def changeable_settings(model: FairSentenceTransformer) -> dict[str, Any]:
         "default_prompt_name": model.default_prompt_name,
         "similarity_fn_name": model.similarity_fn_name,
         "fair_config": model.fair_config,
+        "modules": [_module_config(module) for module in model.children()],
+        "sides": _sides(model.tokenizer),
+        "adapters": _active_adapters(model),
+        # Changed in place, as by training; moving a model to another device changes neither.
+        "weights": {
+            name: (tensor.dtype, _version(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()
+        },
     }
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _active_adapters(model: SentenceTransformer) -> list[str]:
+    """Returns the adapters (PEFT's) in use, layer by layer."""
+    return [str(module.active_adapters) for module in model.modules() if hasattr(module, "lora_A")]
+
+
+def _sides(tokenizer: Any) -> list[Any]:
+    return [getattr(tokenizer, side, None) for side in ("truncation_side", "padding_side")]
 
 
 def fingerprint_model(model: SentenceTransformer) -> str:
@@ -104,8 +135,14 @@ def fingerprint_model(model: SentenceTransformer) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     facts: dict[str, Any] = {
-        "modules": [(type(m).__name__.removeprefix("Fair"), _module_config(m)) for m in model.children()],
+        "modules": [  # also those in the routes of a Router
+            (name, type(module).__name__.removeprefix("Fair"), _module_config(module))
+            for name, module in model.named_modules()
+            if isinstance(module, Module)
+        ],
         "tokenizer": _tokenizer_state(model.tokenizer),
+        "sides": _sides(model.tokenizer),
+        "adapters": _active_adapters(model),
         "prompts": dict(model.prompts),
         "default_prompt_name": model.default_prompt_name,
         "similarity": model.similarity_fn_name,
@@ -120,6 +157,8 @@ def _module_config(module: Any) -> dict[str, Any]:
     get = getattr(module, "get_config_dict", None)
     config = dict(get()) if callable(get) else {}
     config.pop("fair_config", None)
+    if "route_mappings" in config:  # its keys are tuples
+        config["route_mappings"] = sorted(map(str, config["route_mappings"].items()))
     network = getattr(getattr(module, "model", None), "config", None)
     if network is not None:
         config["network"] = {

@@ -67,7 +67,7 @@ def load_base(
             raise ValueError(f"model: {unused} are for loading a name or a folder, got a loaded {type(model).__name__}")
         config = model.fair_config if isinstance(model, FairSentenceTransformer) else None
         fair = calibrate(model, config)
-        return (fair if device is None else fair.to(device)), _name_of(model)
+        return (fair if device is None else fair.to(device)), _name_of(fair)
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model)
         is_local = Path(path).exists()
@@ -122,8 +122,8 @@ def _unknown(name: str, error: Exception) -> UnknownModelError:
     return UnknownModelError(f"model: {name!r} is no folder, and could not be loaded by that name ({reason}){hint}")
 
 
-def _name_of(model: SentenceTransformer) -> str:
-    network = getattr(next(model.children()), "model", None)
+def _name_of(fair: FairSentenceTransformer) -> str:
+    network = fair.fair.model
     source = str(getattr(getattr(network, "config", None), "_name_or_path", "") or "")
     if not source:
         return f"local/{type(network).__name__}"
@@ -135,11 +135,11 @@ def revision_of(fair: FairSentenceTransformer, model: object, revision: str | No
 
     A model that was loaded from the hub elsewhere may have been changed since: it has both.
     """
-    commit = None
-    if isinstance(model, SentenceTransformer) or not Path(str(model)).exists():
-        network = getattr(next(fair.children()), "model", None)
-        commit = getattr(getattr(network, "config", None), "_commit_hash", None) or revision
-        if commit and not isinstance(model, SentenceTransformer) and not set(kwargs) - _NEUTRAL:
-            return str(commit)
+    if isinstance(model, SentenceTransformer):
+        commit = model.model_card_data.base_model_revision
+    else:
+        commit = None if Path(str(model)).exists() else revision
+        if commit and not set(kwargs) - _NEUTRAL:
+            return commit
     digest = fingerprint_model(fair)
     return f"{commit}-{digest}" if commit else digest

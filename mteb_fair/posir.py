@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mteb_fair.position_task import OtherLanguagesError, PositionData, PositionTask, build_metadata
+from mteb_fair.position_data import PositionData
+from mteb_fair.position_task import OtherLanguagesError, PositionTask, build_metadata
 from mteb_fair.scores import Grouping
 from mteb_fair.search import SEPARATOR, PartitionedSearch, part_of
-from mteb_fair.sources import read_rows
+from mteb_fair.sources import check_id, check_numbers, read_rows
 
 logger = logging.getLogger("mteb_fair")
 # The languages of the benchmark; the dataset has some more.
@@ -24,6 +25,7 @@ LANGUAGES = (
     "spa-Latn",
 )  # fmt: skip
 ENGLISH = "eng-Latn"
+N_DOMAINS = 31
 N_BINS = 20
 QUARTILES = {"q1": (0, 512), "q2": (512, 1024), "q3": (1024, 1536), "q4": (1536, math.inf)}
 """The length quartiles, in tokens of the relevant document: above the first bound, up to the second."""
@@ -158,9 +160,17 @@ class PosIR(PositionTask):
         """Reads all chosen domains of a language; ids start with the domain."""
         language = self.metadata.hf_subsets_to_langscripts[subset][0]
         corpus_language = self.corpus_language or language
-        folder = self.folder(f"{language}/*", f"{corpus_language}/*")
+        languages = dict.fromkeys([language, corpus_language])
+        folder = self.folder(*(f"{name}/{domain}/*" for name in languages for domain in self.domains or ("*",)))
         data = PositionData()
-        for domain in self._domains_in(folder / language):
+        domains = self._domains_in(folder / language)
+        if self.data_folder is None and self.domains is None and len(domains) < N_DOMAINS:
+            logger.warning(
+                "%s, %s: %d domains of %d are there, %s. Without the network an incomplete cache looks like the whole "
+                "benchmark, but these would not be its scores",
+                self.metadata.name, subset, len(domains), N_DOMAINS, domains,
+            )  # fmt: skip
+        for domain in domains:
             self._read_domain(data, folder / language / domain, folder / corpus_language / domain)
         asked = {part_of(query) for query in data.queries}
         corpora = {path.parent.name for path in (folder / corpus_language).glob("*/corpus.parquet")}
@@ -186,27 +196,24 @@ class PosIR(PositionTask):
         part = folder.name + SEPARATOR
         path = corpus_folder / "corpus.parquet"
         for row in read_rows(path, ["_id", "text"]):
-            data.add_document(f"{part}{row['_id']}", row["text"], where=path)
+            data.add_document(part + check_id(row["_id"], path), row["text"], where=path)
         path = folder / "queries.parquet"
         beyond = []
         for row in read_rows(path, ["_id", "text", "pos_char_span", "pos_char_length", "pos_token_length"]):
+            query = part + check_id(row["_id"], path)
             where = f"{path}, query {row['_id']!r}"
-            span = [float(number) for number in (row["pos_char_span"] if row["pos_char_span"] is not None else ())]
-            length = _number(row["pos_char_length"])
-            labels = labels_of(
-                span,
-                length,
-                _number(row["pos_token_length"]),
-                where=where,
-            )
-            data.add_query(f"{part}{row['_id']}", row["text"], labels=labels, where=path)
+            span = check_numbers(row["pos_char_span"], "pos_char_span as two numbers", where)
+            lengths = [row["pos_char_length"], row["pos_token_length"]]
+            length, tokens = check_numbers(lengths, "pos_char_length and pos_token_length as numbers", where)
+            data.add_query(query, row["text"], labels=labels_of(span, length, tokens, where=where), where=path)
             if span[1] > length:  # its middle, which counts, still stands in the document
                 beyond.append(row["_id"])
         if beyond:
             logger.warning("%s: the spans of %d queries end beyond their documents: %s", path, len(beyond), beyond[:5])
-        for row in read_rows(folder / "qrels" / "test.parquet", ["query-id", "corpus-id", "score"]):
-            judged = data.relevant.setdefault(f"{part}{row['query-id']}", {})
-            judged[f"{part}{row['corpus-id']}"] = int(row["score"])
+        path = folder / "qrels" / "test.parquet"
+        for row in read_rows(path, ["query-id", "corpus-id", "score"]):
+            query, document = (part + check_id(row[name], path) for name in ("query-id", "corpus-id"))
+            data.add_judgement(query, document, row["score"], where=path)
 
     def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return super()._evaluate_subset(PartitionedSearch(model), *args, **kwargs)
@@ -232,7 +239,3 @@ class PosIRCrossLingual(PosIR):
     def languages_of(cls, language: str) -> list[str]:
         """Returns the languages of a subset, the queries' first."""
         return [language, ENGLISH]
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)

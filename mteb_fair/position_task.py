@@ -7,8 +7,7 @@ import logging
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,16 +16,20 @@ from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.timing import TimingStack
 
+from mteb_fair.position_data import PositionData
 from mteb_fair.scores import METRIC, SCORE, Grouping, score_groups, to_entry
 from mteb_fair.sources import fingerprint, hub_folder, local_folder
 
 logger = logging.getLogger("mteb_fair")
 SPLIT = "test"
-_NAMED = 5
 
 
 class OtherLanguagesError(ValueError):
     """A task has none of the languages that are asked for, or that its local data have."""
+
+
+class TaskDataError(ValueError):
+    """The data of a task are not to be had, or something is wrong with them."""
 
 
 def build_metadata(**facts: Any) -> TaskMetadata:
@@ -44,68 +47,6 @@ def build_metadata(**facts: Any) -> TaskMetadata:
         "sample_creation": "found",
     }
     return TaskMetadata(**{**shared, **facts})
-
-
-@dataclass(kw_only=True)
-class PositionData:
-    """One subset of a task, collected row by row; `check` says what is wrong with it.
-
-    Attributes:
-        corpus: The text of each document.
-        queries: The text of each query.
-        relevant: The relevant documents of each query.
-        labels: The position groups of each query.
-    """
-
-    corpus: dict[str, str] = field(default_factory=dict)
-    queries: dict[str, str] = field(default_factory=dict)
-    relevant: dict[str, dict[str, int]] = field(default_factory=dict)
-    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def add_document(self, identifier: str, text: Any, *, where: object) -> None:
-        """Adds a document.
-
-        Raises:
-            ValueError: The id is taken or the text is none.
-        """
-        _add(self.corpus, identifier, text, f"{where}: document")
-
-    def add_query(self, identifier: str, text: Any, *, labels: Sequence[str], where: object) -> None:
-        """Adds a query with its position groups.
-
-        Raises:
-            ValueError: The id is taken, the text is none or empty, or there are no groups.
-        """
-        _add(self.queries, identifier, text, f"{where}: query")
-        if not text.strip():
-            raise ValueError(f"{where}: query {identifier!r} is empty")
-        if not labels:
-            raise ValueError(f"{where}: query {identifier!r} belongs to no position group")
-        self.labels[identifier] = tuple(labels)
-
-    def check(self, where: str) -> None:
-        """Checks that there are documents, queries, and a relevant document in the corpus for every query.
-
-        Raises:
-            ValueError: There are not.
-        """
-        if not self.corpus:
-            raise ValueError(f"{where}: the corpus is empty")
-        if not self.queries:
-            raise ValueError(f"{where}: there are no queries")
-        bare = [q for q in self.queries if not any(grade > 0 for grade in self.relevant.get(q, {}).values())]
-        if bare:
-            raise ValueError(f"{where}: {len(bare)} queries have no relevant document, such as {bare[:_NAMED]}")
-        if strangers := [q for q in self.relevant if q not in self.queries]:
-            raise ValueError(f"{where}: {len(strangers)} judged queries do not exist, such as {strangers[:_NAMED]}")
-        positive = (d for judged in self.relevant.values() for d, grade in judged.items() if grade > 0)
-        if lost := [d for d in positive if d not in self.corpus]:
-            raise ValueError(f"{where}: {len(lost)} relevant documents are not in the corpus, such as {lost[:_NAMED]}")
-        if empty := [d for d, text in self.corpus.items() if not text.strip()]:
-            logger.warning(
-                "%s: %d of %d documents are empty, such as %s. They stay in the corpus.",
-                where, len(empty), len(self.corpus), empty[:_NAMED],
-            )  # fmt: skip
 
 
 class PositionTask(AbsTaskRetrieval):
@@ -134,15 +75,23 @@ class PositionTask(AbsTaskRetrieval):
         whole = self._whole or type(self)
         self.metadata = whole.metadata
         self.data_folder = local_folder(self.dataset_name, data_folder)
+        # `mteb.get_tasks` makes every task there is, so what is wrong with a folder that the environment names is said
+        # when the task itself is asked for.
+        self.unusable: ValueError | None = None
         self._labels: dict[str, dict[str, tuple[str, ...]]] = {}
         name, updates = self.metadata.name + self.selection_suffix(), {}
         if self.data_folder is not None:
-            digest = fingerprint(self.data_folder)
-            name += f"-local-{digest[:8]}"
-            updates = {
-                "dataset": {"path": str(self.data_folder), "revision": f"local-{digest}"},
-                **self.local_metadata(self.data_folder),
-            }
+            try:
+                digest = fingerprint(self.data_folder)
+                updates = {
+                    "dataset": {"path": str(self.data_folder), "revision": f"local-{digest}"},
+                    **self.local_metadata(self.data_folder),
+                }
+                name += f"-local-{digest[:8]}"
+            except ValueError as error:
+                if data_folder is not None:
+                    raise
+                self.unusable = error
         if name != self.metadata.name:
             self.metadata = self.metadata.model_copy(update={"name": name, **updates})
             # MTEB looks the tasks of its results up by their names.
@@ -176,12 +125,27 @@ class PositionTask(AbsTaskRetrieval):
         """Reads and checks the subsets chosen.
 
         Raises:
-            ValueError: The data are not to be had, or something is wrong with them.
+            TaskDataError: The data are not to be had, or something is wrong with them.
         """
         if self.data_loaded:
             return
+        try:
+            self._load(timer or TimingStack())
+        except ValueError as error:
+            self.dataset = {}
+            raise TaskDataError(str(error)) from error
+        self.data_loaded = True
+
+    def _load(self, timer: TimingStack) -> None:
+        if self.unusable is not None:
+            raise self.unusable
+        if self.data_folder is not None and f"local-{fingerprint(self.data_folder)}" != self.metadata.revision:
+            raise ValueError(
+                f"{self.data_folder}: the data have changed since {self.metadata.name!r} was made, whose results these "
+                "would not be; make the task anew"
+            )
         self.dataset = {}
-        with (timer or TimingStack())("Data loading", log_message=f"Loading dataset {self.metadata.name}..."):
+        with timer("Data loading", log_message=f"Loading dataset {self.metadata.name}..."):
             for subset in self.hf_subsets:
                 data = self.read(subset)
                 data.check(f"{self.metadata.name}, {subset}")
@@ -194,7 +158,6 @@ class PositionTask(AbsTaskRetrieval):
                         "top_ranked": None,
                     }
                 }
-        self.data_loaded = True
 
     def unload_data(self) -> None:
         """Drops the data; unlike MTEB's, the metadata of local data stay."""
@@ -233,14 +196,6 @@ def _subclass(whole: type[PositionTask], task: PositionTask) -> type[PositionTas
 
     attributes = {"__init__": initialize, "__module__": whole.__module__, "__doc__": whole.__doc__}
     return type(whole.__name__, (whole,), {**attributes, "metadata": task.metadata, "_whole": whole})
-
-
-def _add(texts: dict[str, str], identifier: str, text: Any, what: str) -> None:
-    if not isinstance(text, str):
-        raise ValueError(f"{what} {identifier!r}: expected a text, got {text!r} ({type(text).__name__})")
-    if identifier in texts:
-        raise ValueError(f"{what} {identifier!r} occurs twice")
-    texts[identifier] = text
 
 
 def _dataset(texts: Mapping[str, str]) -> Dataset:

@@ -110,13 +110,14 @@ def register_model(
         ValueError: A setting is out of range, or another model or revision is registered by the name.
     """
     if Path(base_model).exists():
+        base_model = Path(base_model).resolve()  # found again from any folder
         if revision is not None:
             raise ValueError(f"revision: folders have none, got {revision!r} for {str(base_model)!r}")
         encoder = FairEncoder(base_model, config=config, base_name=base_name, device="cpu", **options)
         variant, meta = encoder.variant, encoder.mteb_model_meta
     else:
         name = os.fspath(base_model)
-        if (prompts := options.get("model_prompts")) is not None and prompts == default_prompts(base_name or name):
+        if (prompts := options.get("model_prompts")) is not None and prompts == default_prompts(name):
             del options["model_prompts"]
         variant = Variant(base_name=base_name or name, config=config or FairConfig(), **options)
         if name not in MODEL_REGISTRY:
@@ -184,6 +185,8 @@ def get_tasks(
         raise ValueError("languages: expected None or at least one language, got none")
     if isinstance(languages, str):
         raise ValueError(f"languages: expected a list, got {languages!r}; write [{languages!r}]")
+    if domains is not None and not {"PosIR", "PosIRCrossLingual", BENCHMARK}.intersection(names):
+        raise ValueError(f"domains: only PosIR and PosIRCrossLingual have some, and {names} has neither")
     chosen: list[AbsTask] = []
     for name in names:
         if name == BENCHMARK:
@@ -230,6 +233,8 @@ def _get_task(
     if domains is not None and issubclass(cls, PosIR):
         arguments["domains"] = domains
     task = cls(**arguments)
+    if task.unusable is not None:
+        raise task.unusable
     if languages is not None:
         available = task.metadata.hf_subsets_to_langscripts
         asked = {language for language in languages if language}

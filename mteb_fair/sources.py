@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +70,47 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     """Reads a parquet or JSON lines file as a list of rows.
 
     Raises:
-        ValueError: There is no such file, or a column is missing.
+        ValueError: There is no such file, it is damaged, or a column is missing.
     """
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file; expected the columns {list(columns)} in it")
-    if path.suffix == ".parquet":
-        frame = pd.read_parquet(path)
-    else:  # ids such as "007" stay text
-        frame = pd.read_json(path, lines=True, dtype=False, convert_dates=False)
+    try:
+        if path.suffix == ".parquet":
+            frame = pd.read_parquet(path)
+        else:  # ids such as "007" stay text
+            frame = pd.read_json(path, lines=True, dtype=False, convert_dates=False)
+    except (OSError, ValueError) as error:  # pyarrow's are among them
+        raise ValueError(
+            f"{path}: expected a {path.suffix.removeprefix('.')} file, could not read it ({error})"
+        ) from error
     if missing := [column for column in columns if column not in frame.columns]:
         raise ValueError(f"{path}: expected the columns {list(columns)}, {missing} are not in {list(frame.columns)}")
     return [dict(zip(columns, row, strict=True)) for row in zip(*(frame[c].tolist() for c in columns), strict=True)]
+
+
+def check_id(value: Any, where: object) -> str:
+    """Returns an id as text.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(value, (str, int)) or isinstance(value, bool) or value == "":
+        raise ValueError(f"{where}: expected an id, a text or an integer, got {value!r} ({type(value).__name__})")
+    return str(value)
+
+
+def check_numbers(values: Any, what: str, where: object) -> list[float]:
+    """Returns numbers as floats; what is missing is NaN.
+
+    Raises:
+        ValueError: They are none, or no list of numbers.
+    """
+    if values is None or isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise ValueError(f"{where}: expected {what}, got {values!r}")
+    values = list(values)
+    if bad := [value for value in values if value is not None and not isinstance(value, Real)]:
+        raise ValueError(f"{where}: expected {what}, got {bad[0]!r} ({type(bad[0]).__name__})")
+    return [math.nan if value is None else float(value) for value in values]
 
 
 def fingerprint(folder: Path) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from mteb_fair.position_task import PositionData, PositionTask, build_metadata
+from mteb_fair.position_data import PositionData
+from mteb_fair.position_task import PositionTask, build_metadata
 from mteb_fair.scores import Grouping
-from mteb_fair.sources import data_files, read_rows
+from mteb_fair.sources import check_id, check_numbers, data_files, read_rows
 
 EDGES = (0, 100, 200, 300, 400, 500)
 GROUPS = tuple(f"{edge}+" for edge in EDGES)
@@ -57,19 +60,26 @@ class SQuADPosQ(PositionTask):
         for path in files:
             for row in read_rows(path, ["id", "context", "question", "answers"]):
                 context = row["context"]
+                query = check_id(row["id"], path)
+                if not isinstance(context, str):
+                    raise ValueError(f"{path}: query {query!r}: expected a text as context, got {context!r}")
                 if context not in documents:
                     documents[context] = f"d{len(documents)}"
                     data.add_document(documents[context], context, where=path)
-                if (start := _first_start(row["answers"])) is None:
+                if (start := _first_start(row["answers"], f"{path}: query {query!r}")) is None:
                     continue  # unanswerable: its paragraph is part of the corpus, as published
-                query = str(row["id"])
                 if start < 0:
                     raise ValueError(f"{path}: query {query!r}: expected an answer_start from 0 on, got {start}")
                 data.add_query(query, row["question"], labels=groups_of(start), where=path)
-                data.relevant[query] = {documents[context]: 1}
+                data.add_judgement(query, documents[context], 1, where=path)
         return data
 
 
-def _first_start(answers: Any) -> int | None:
-    starts = list(answers["answer_start"])
+def _first_start(answers: Any, where: str) -> int | None:
+    what = "answers with a list of numbers as answer_start"
+    if not isinstance(answers, Mapping) or "answer_start" not in answers:
+        raise ValueError(f"{where}: expected {what}, got {answers!r}")
+    starts = check_numbers(answers["answer_start"], what, where)
+    if starts and math.isnan(starts[0]):
+        raise ValueError(f"{where}: expected {what}, got {answers!r}")
     return int(starts[0]) if starts else None

@@ -12,7 +12,7 @@ from mteb_fair.posir import PosIR
 from mteb_fair.registry import TASKS
 from mteb_fair.scores import SCORE, Grouping, from_entry, measure_groups, pool_groups
 
-COLUMNS = ("task", "subset", "length", "n", SCORE, "psi", "harmonic_mean", "slope")
+COLUMNS = ("task", "split", "subset", "length", "n", SCORE, "psi", "harmonic_mean", "slope")
 
 
 def groupings_of(task_name: str) -> tuple[Grouping, ...]:
@@ -36,20 +36,21 @@ def summarize(results: Iterable[TaskResult], *, pool_subsets: bool = False) -> p
     """
     rows: list[dict[str, Any]] = []
     for result in results:
-        entries = [entry for split in result.scores.values() for entry in split]
         groupings = groupings_of(result.task_name)
-        if not groupings:
-            rows += [_row(result, entry["hf_subset"], SCORE_=entry["main_score"]) for entry in entries]
-        elif pool_subsets:
-            rows += _rows(result, "all", groupings, entries)
-        else:
-            for entry in entries:
-                rows += _rows(result, entry["hf_subset"], groupings, [entry])
+        for split, entries in result.scores.items():
+            keys = {"task": result.task_name, "split": split}
+            if not groupings:
+                rows += [{**keys, "subset": e["hf_subset"], "length": "all", SCORE: e["main_score"]} for e in entries]
+            elif pool_subsets:
+                rows += _rows({**keys, "subset": "all"}, groupings, entries)
+            else:
+                for entry in entries:
+                    rows += _rows({**keys, "subset": entry["hf_subset"]}, groupings, [entry])
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _rows(
-    result: TaskResult, subset: str, groupings: Sequence[Grouping], entries: Sequence[Mapping[str, Any]]
+    keys: Mapping[str, str], groupings: Sequence[Grouping], entries: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     rows = []
     for grouping in groupings:
@@ -61,19 +62,14 @@ def _rows(
             # Every query is in one bin, so this is the mean over queries.
             score = sum(s.n * s.mean for s in scores.values() if s.mean is not None) / n if n else None
         rows.append(
-            _row(
-                result,
-                subset,
-                length=grouping.name or "all",
-                n=n,
-                SCORE_=score,
-                psi=measures.psi,
-                harmonic_mean=measures.harmonic_mean,
-                slope=measures.slope,
-            )
+            {
+                **keys,
+                "length": grouping.name or "all",
+                "n": n,
+                SCORE: score,
+                "psi": measures.psi,
+                "harmonic_mean": measures.harmonic_mean,
+                "slope": measures.slope,
+            }
         )
     return rows
-
-
-def _row(result: TaskResult, subset: str, *, SCORE_: float | None, **values: Any) -> dict[str, Any]:  # noqa: N803
-    return {"task": result.task_name, "subset": subset, "length": "all", SCORE: SCORE_, **values}

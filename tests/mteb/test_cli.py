@@ -102,8 +102,23 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["-m", "BAAI/bge-m4", "-t", "PositionDemoRetrieval"], "'BAAI/bge-m4' is no folder, and could not be loaded"),
         (["-m", "BAAI/bge-m3", "--model-revision", "abc"], "--model-revision: MTEB has 'BAAI/bge-m3' at 5617"),
-        (["-m", "BAAI/bge-m3", "-t", "FineWeb-PosQ", "--domains", "law"], "--domains: expected PosIR or PosIRCross"),
-        (["-m", "BAAI/bge-m3", "-b", "PositionFair", "--domains", "law"], "--domains: expected PosIR or PosIRCross"),
+        (
+            ["-m", "BAAI/bge-m3", "-t", "FineWeb-PosQ", "--languages", "fra"],
+            "--tasks: none of ['FineWeb-PosQ'] has the",
+        ),
+        (
+            ["-m", "BAAI/bge-m3", "-t", "PosIR", "--eval-splits", "dev"],
+            "--eval-splits: PosIR has ['test'], got ['dev']",
+        ),
+        (["-m", __file__, "-t", "PosIR"], "--model: expected a name or a folder, "),
+        (
+            ["-m", "BAAI/bge-m3", "-t", "FineWeb-PosQ", "--domains", "law"],
+            "domains: only PosIR and PosIRCrossLingual have",
+        ),
+        (
+            ["-m", "BAAI/bge-m3", "-b", "PositionFair", "--domains", "law"],
+            "--domains: expected PosIR or PosIRCrossLingual",
+        ),
     ],
 )
 def test_unknown_names_are_one_line(
@@ -126,6 +141,26 @@ def test_revisions() -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     name = choose("-m", "someone/some-model", "--model-revision", commit)
     assert MODEL_REGISTRY.pop(name).revision == commit
+
+
+def test_what_is_wrong_with_data_is_one_line(
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path))  # restored afterwards
+    write_fineweb(tmp_path / "FineWeb-PosQ", [("red", "red", ["elsewhere"])])
+    arguments = ["-m", str(tiny_path), "-t", "FineWeb-PosQ", "--output-folder", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as stop:
+        main(["run", *arguments, "--no-co2-tracker"])
+    assert stop.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("mteb_fair: error: ")
+    assert "row 0: expected places among" in last
+
+
+def test_nearest_names_of_available_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["available-tasks", "-t", "posir"])
+    assert "tasks: 'posir' is unknown; the nearest names are ['PosIR'" in capsys.readouterr().err
 
 
 def test_domains_are_part_of_the_task() -> None:

@@ -162,19 +162,28 @@ def test_models_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         parse_models(["a/model", "b/model"])
 
 
+SPLITS = [(0.0, "dev", 0.5), (0.0, "test", 0.25), (0.5, "dev", 0.75), (0.5, "test", 0.125)]
+
+
 def test_change_by_hand() -> None:
-    columns = ["model", "strength", "task", "subset", "length", "ndcg_at_10", "psi"]
+    columns = ["model", "strength", "task", "split", "subset", "length", "ndcg_at_10", "psi"]
     rows = [
-        ["m", 0.0, "t", "s", "all", 0.5, 0.4],
-        ["m", 0.5, "t", "s", "all", 0.6, 0.1],
-        ["m", 0.0, "nano", "s", "all", 0.0, None],
-        ["m", 0.5, "nano", "s", "all", 0.6, None],
-        ["other", 0.5, "t", "s", "all", 0.6, 0.1],
+        ["m", 0.0, "t", "test", "s", "all", 0.5, 0.4],
+        ["m", 0.5, "t", "test", "s", "all", 0.6, 0.1],
+        ["m", 0.0, "nano", "test", "s", "all", 0.0, None],
+        ["m", 0.5, "nano", "test", "s", "all", 0.6, None],
+        ["other", 0.5, "t", "test", "s", "all", 0.6, 0.1],
     ]
     changed = add_change(pd.DataFrame(rows, columns=columns).astype(object))
     assert changed["ndcg_change"].iloc[:2].tolist() == pytest.approx([0, 0.2])
     assert changed["psi_change"].iloc[:2].tolist() == pytest.approx([0, -0.75])
     assert changed[["ndcg_change", "psi_change"]].iloc[2:].isna().all(axis=None)
+
+
+def test_change_of_each_split() -> None:
+    columns = ["model", "strength", "task", "split", "subset", "length", "ndcg_at_10", "psi"]
+    rows = [["m", s, "t", split, "s", "all", score, None] for s, split, score in SPLITS]
+    assert add_change(pd.DataFrame(rows, columns=columns).astype(object))["ndcg_change"].tolist() == [0, 0, 0.5, -0.5]
 
 
 def test_leaderboard(tiny_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mteb
@@ -203,8 +205,38 @@ class TestSettingsBehindTheIdentity:
         with pytest.raises(ValueError, match=rf"encoder.model: \['{name}'\] were changed after 'mteb_fair/local__"):
             encode(encoder, "document")
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda model: next(model.parameters()).detach().add_(1),
+            lambda model: setattr(model[1], "pooling_mode", "cls"),
+            lambda model: setattr(model.tokenizer, "truncation_side", "left"),
+            lambda model: model.half(),
+        ],
+    )
+    def test_changed_parts(self, base: SentenceTransformer, change: Callable[[Any], object]) -> None:
+        encoder = FairEncoder(base)
+        change(encoder.model)
+        with pytest.raises(ValueError, match=r"encoder.model: .* were changed after"):
+            encoder.mteb_model_meta  # noqa: B018, MTEB looks for results by it
+        with pytest.raises(ValueError, match=r"encoder.model: .* were changed after"):
+            encode(encoder, "document")
+
+    def test_encoding_changes_nothing(self, base: SentenceTransformer) -> None:
+        encoder = FairEncoder(base)
+        for kind in ("document", "query", None):
+            encode(encoder, kind)
+        assert encoder.mteb_model_meta.name is not None
+
+    def test_weights_trained_in_the_given_model(self, base: SentenceTransformer) -> None:
+        encoder = FairEncoder(base)
+        with torch.no_grad():
+            next(base.parameters()).mul_(2)  # shared
+        with pytest.raises(ValueError, match=r"\['weights'\] were changed"):
+            encode(encoder, "document")
+
     def test_encode_arguments(self, base: SentenceTransformer) -> None:
-        for argument in ({"strength": 0.3}, {"truncate_dim": 4}):
+        for argument in ({"strength": 0.3}, {"truncate_dim": 4}, {"normalize_embeddings": True}, {"prompt": "x"}):
             with pytest.raises(ValueError, match=rf"encode_kwargs: {list(argument)} would give".replace("[", r"\[")):
                 encode(FairEncoder(base), "document", **argument)
 
@@ -243,8 +275,8 @@ def test_what_mteb_loads_a_name_with(tiny_path: Path, monkeypatch: pytest.Monkey
     meta = encoder.mteb_model_meta
     assert meta.revision == revision
     assert meta.loader_kwargs["trust_remote_code"] is True
-    FairEncoder(name, "abc", trust_remote_code=False)
-    assert calls.pop() == (name, {"revision": "abc", "device": None, "trust_remote_code": False})
+    FairEncoder(name, "a" * 40, trust_remote_code=False)
+    assert calls.pop() == (name, {"revision": "a" * 40, "device": None, "trust_remote_code": False})
     mteb_fair.register()
     mteb.get_model(f"mteb_fair/{name.replace('/', '__')}@strength=0.5", device="cpu")
     assert calls.pop() == (name, {"revision": revision, "device": "cpu", "trust_remote_code": True})
@@ -254,6 +286,45 @@ def test_what_mteb_loads_a_name_with(tiny_path: Path, monkeypatch: pytest.Monkey
     assert FairEncoder(name, model_kwargs=dict(options)).mteb_model_meta.revision == revision
     assert calls.pop()[1] == {"revision": revision, "device": None, "model_kwargs": options}
     assert FairEncoder(name, model_kwargs={}).mteb_model_meta.revision.startswith(f"{revision}-")
+
+
+def test_a_branch_that_moves_is_another_revision(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_: str, **kwargs: Any) -> FairSentenceTransformer:
+        revisions.append(kwargs["revision"])
+        return FairSentenceTransformer(str(tiny_path), device="cpu")
+
+    revisions: list[str] = []
+    monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", load)
+    metas = []
+    for commit in ("1" * 40, "2" * 40):
+        monkeypatch.setattr("huggingface_hub.model_info", lambda *_, sha=commit, **__: SimpleNamespace(sha=sha))
+        metas.append(FairEncoder("acme/moving", "main").mteb_model_meta)
+    assert revisions == [meta.revision for meta in metas] == ["1" * 40, "2" * 40]
+
+
+def test_a_hub_model_by_another_name(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any, **__: Any) -> FairSentenceTransformer:
+        return FairSentenceTransformer(str(tiny_path), device="cpu")
+
+    monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", load)
+    encoder = FairEncoder("intfloat/multilingual-e5-small", base_name="me/e5")
+    assert encoder.model.prompts == {"query": "query: ", "document": "passage: "}
+    assert encoder.mteb_model_meta.name == "mteb_fair/me__e5@strength=0.5"
+    assert encoder.mteb_model_meta.adapted_from == "intfloat/multilingual-e5-small"
+
+
+def test_a_registered_folder_that_is_overwritten(tiny_path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(tiny_path, folder)
+    name = mteb_fair.register_model(folder)
+    mteb.get_model(name, strength=0.25)  # settings are no other model
+    model = SentenceTransformer(str(folder), device="cpu")
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    model.save_pretrained(str(folder))
+    with pytest.raises(ValueError, match=r"checkpoint was registered at .*, and is another model by now"):
+        mteb.get_model(name)
+    del MODEL_REGISTRY[name]
 
 
 def test_all_kinds_of_tasks(tiny_path: Path) -> None:
@@ -282,5 +353,7 @@ class TestErrors:
             FairEncoder(tiny_path, calibrate_untyped="no")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="base_name: expected 'organization/name', got 'model'"):
             FairEncoder(tiny_path, base_name="model")
+        with pytest.raises(ValueError, match="embed_dim: expected at most the model's 32 dimensions, got 64"):
+            FairEncoder(tiny_path, embed_dim=64)
         with pytest.raises(ValueError, match=r"\['revision'\] are for loading a name or a folder"):
             FairEncoder(base, "abc")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -49,4 +50,18 @@ def test_the_first_versions_names_of_places(tmp_path: Path) -> None:
 def test_bad_places(tmp_path: Path, classes: Any, message: str) -> None:
     write_fineweb(tmp_path, [("red", "red", classes)])
     with pytest.raises(ValueError, match=message):
+        FineWebPosQ(data_folder=tmp_path).load_data()
+
+
+@pytest.mark.parametrize(("question", "message"), [(5, "as question, got 5"), (["red"], r"as question, got \['red'\]")])
+def test_questions_that_are_none(question: object, message: str, tmp_path: Path) -> None:
+    rows = {"question": question, "content": "red", "span_class": ["end"]}
+    (tmp_path / "pages.jsonl").write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match=f"pages.jsonl, row 0: expected a text or nothing {message}"):
+        FineWebPosQ(data_folder=tmp_path).load_data()
+
+
+def test_content_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "pages.jsonl").write_text(json.dumps({"question": "red", "content": ["red"], "span_class": ["end"]}))
+    with pytest.raises(ValueError, match=r"row 0: expected a text as content, got \['red'\] \(list\)"):
         FineWebPosQ(data_folder=tmp_path).load_data()

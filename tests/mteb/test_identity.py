@@ -3,12 +3,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 from fair_calibration import FairConfig, calibrate
+from mteb_fair import FairEncoder
 from mteb_fair.identity import Variant, fingerprint_model
 
 
@@ -53,6 +57,37 @@ class TestVariant:
         assert len({v.name for v in variants}) == len(variants)
         assert len({str(v.experiment_kwargs) for v in variants}) == len(variants)
 
+    def test_names_that_folders_can_have(self) -> None:
+        config = FairConfig(strength=0.3, layers=tuple(range(10, 80)))
+        name = variant(config=config).name
+        assert len(name) <= 200
+        assert name.startswith("mteb_fair/BAAI__bge-m3@strength=0.3,settings=")
+        assert name != variant(config=FairConfig(strength=0.3, layers=tuple(range(11, 80)))).name
+
+    @pytest.mark.parametrize(
+        ("value", "error"), [(0, ValueError), (-3, ValueError), (True, TypeError), (64.0, TypeError)]
+    )
+    @pytest.mark.parametrize("name", ["max_seq_length", "embed_dim"])
+    def test_numbers(self, name: str, value: object, error: type[Exception]) -> None:
+        with pytest.raises(error, match=f"{name}: expected an integer of at least 1, got {value}"):
+            variant(**{name: value})
+
+
+class TestAdapters:
+    def test_the_active_one_is_part_of_it(self, tiny_path: Path) -> None:
+        peft = pytest.importorskip("peft")
+        model = SentenceTransformer(str(tiny_path), device="cpu")
+        config = peft.LoraConfig(target_modules=["query"], init_lora_weights=False)
+        network = peft.inject_adapter_in_model(config, model[0].model, "a")
+        peft.inject_adapter_in_model(config, network, "b")
+        digests = set()
+        for adapter in ("a", "b"):
+            for module in network.modules():
+                if isinstance(module, peft.tuners.tuners_utils.BaseTunerLayer):
+                    module.set_adapter(adapter)
+            digests.add(fingerprint_model(model))
+        assert len(digests) == 2
+
 
 class TestFingerprint:
     def test_copies_are_the_same_and_calibration_is_no_part(self, tiny_path: Path, tmp_path: Path) -> None:
@@ -73,6 +108,9 @@ class TestFingerprint:
             lambda model: setattr(model, "truncate_dim", 7),
             lambda model: setattr(model, "similarity_fn_name", "dot"),
             lambda model: model.to(torch.bfloat16),
+            lambda model: setattr(model.tokenizer, "truncation_side", "left"),
+            lambda model: setattr(model.tokenizer, "padding_side", "left"),
+            lambda model: setattr(model[1], "pooling_mode", "cls"),
         ],
     )
     def test_what_changes_vectors_changes_it(
@@ -82,3 +120,20 @@ class TestFingerprint:
         before = fingerprint_model(model)
         change(model)
         assert fingerprint_model(model) != before
+
+    def test_what_is_in_the_routes_of_a_router(self, tiny_path: Path) -> None:
+        def routed(pooling: Any, **kwargs: Any) -> SentenceTransformer:
+            transformer = Transformer(str(tiny_path))
+            queries, documents = [transformer, Pooling(32, pooling_mode="cls")], [transformer, Pooling(32, pooling)]
+            router = Router({"query": queries, "document": documents}, default_route="document", **kwargs)
+            return SentenceTransformer(modules=[router], device="cpu")  # type: ignore[arg-type]
+
+        digests = {
+            fingerprint_model(routed("mean")),
+            fingerprint_model(routed("cls")),
+            fingerprint_model(routed("mean", route_mappings={("query", None): "document"})),
+        }
+        assert len(digests) == 3
+        assert fingerprint_model(routed("mean")) in digests
+        assert fingerprint_model(calibrate(routed("mean"))) in digests
+        assert FairEncoder(routed("mean")).mteb_model_meta.name == f"mteb_fair/local__{tiny_path.name}@strength=0.5"

@@ -28,12 +28,15 @@ def test_revisions(tiny_path: Path) -> None:
     assert revision_of(fair, "org/model", "abc123", {}) == "abc123"
     assert revision_of(fair, "org/model", "abc123", {"token": "x"}) == "abc123"
     assert revision_of(fair, "org/model", "abc123", {"model_kwargs": {}}) == f"abc123-{weights}"
-    fair[0].model.config._commit_hash = "def456"
-    assert revision_of(fair, "org/model", None, {}) == "def456"
-    assert revision_of(fair, "org/model", "main", {}) == "def456"  # a branch is not a commit
-    # A loaded model may have been changed since.
-    changed, _ = load_base(fair, None, None, {})
-    assert revision_of(changed, fair, None, {}) == f"def456-{weights}"
+    assert revision_of(fair, "org/model", None, {}) == weights
+
+
+def test_revisions_of_loaded_models(tiny_path: Path) -> None:
+    model = SentenceTransformer(str(tiny_path), device="cpu")
+    weights = revision_of(load_base(model, None, None, {})[0], model, None, {})
+    model.model_card_data.base_model_revision = "def456"  # as loading from the hub does
+    # It may have been changed since.
+    assert revision_of(load_base(model, None, None, {})[0], model, None, {}) == f"def456-{weights}"
 
 
 class TestCommits:

@@ -9,7 +9,8 @@ import mteb
 import pytest
 
 from mteb_fair import FineWebPosQ, PosIR
-from mteb_fair.position_task import PositionData
+from mteb_fair.position_data import PositionData
+from mteb_fair.position_task import TaskDataError
 from mteb_fair.registry import TASKS
 from tests.mteb.layouts import write_fineweb
 
@@ -117,3 +118,35 @@ def test_an_answer_that_nobody_finds(tmp_path: Path, evaluate: Callable[..., Any
 def test_metadata_are_complete(task: Any) -> None:
     assert task.metadata.is_filled()
     task.metadata._validate_metadata()
+
+
+class TestJudgements:
+    @pytest.mark.parametrize("grade", [0.5, float("nan"), None, "1", True])
+    def test_grades(self, grade: object) -> None:
+        with pytest.raises(ValueError, match="here: expected an integer score of query 'q' and 'd', got"):
+            PositionData().add_judgement("q", "d", grade, where="here")
+
+    def test_twice(self) -> None:
+        rows = PositionData()
+        rows.add_judgement("q", "d", 1.0, where="here")
+        assert rows.relevant == {"q": {"d": 1}}
+        with pytest.raises(ValueError, match="here: query 'q' and document 'd' are judged twice"):
+            rows.add_judgement("q", "d", 0, where="here")
+
+
+class TestChangedData:
+    def test_after_the_task_was_made(self, tmp_path: Path) -> None:
+        write_fineweb(tmp_path, [("red", "red", ["end"])])
+        task = FineWebPosQ(data_folder=tmp_path)
+        write_fineweb(tmp_path, [("red", "red", ["middle"])])
+        with pytest.raises(TaskDataError, match=r"the data have changed since 'FineWeb-PosQ-local-.*' was made"):
+            task.load_data()
+
+    def test_an_empty_folder_harms_no_other_task(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "FineWeb-PosQ").mkdir()
+        monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path))
+        task = FineWebPosQ()  # as mteb.get_tasks makes every task there is
+        with pytest.raises(TaskDataError, match=r"expected files that end in .parquet or .jsonl"):
+            task.load_data()
+        with pytest.raises(ValueError, match=r"expected files that end in .parquet"):
+            FineWebPosQ(data_folder=tmp_path / "FineWeb-PosQ")

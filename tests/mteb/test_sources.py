@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from mteb_fair.sources import data_files, fingerprint, hub_folder, local_folder, read_rows
+from mteb_fair.sources import check_id, check_numbers, data_files, fingerprint, hub_folder, local_folder, read_rows
 
 
 def test_the_argument_goes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,3 +69,24 @@ class TestFingerprint:
     def test_empty_folder(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"expected files that end in .parquet or .jsonl in or below"):
             fingerprint(tmp_path)
+
+
+class TestBadValues:
+    @pytest.mark.parametrize("value", [None, math.nan, 0.5, "", True, ["d"]])
+    def test_ids(self, value: object) -> None:
+        with pytest.raises(ValueError, match="here: expected an id, a text or an integer, got"):
+            check_id(value, "here")
+
+    def test_good_ids(self) -> None:
+        assert [check_id(value, "here") for value in ("007", 7)] == ["007", "7"]
+
+    @pytest.mark.parametrize("value", [None, "12", 5, ["1", "2"], [[1, 2]]])
+    def test_numbers(self, value: object) -> None:
+        with pytest.raises(ValueError, match="here: expected two numbers, got"):
+            check_numbers(value, "two numbers", "here")
+
+    def test_damaged_files(self, tmp_path: Path) -> None:
+        for name in ("a.parquet", "a.jsonl"):
+            (tmp_path / name).write_text('{"id": ')
+            with pytest.raises(ValueError, match=rf"{name}: expected a \w+ file, could not read it"):
+                read_rows(tmp_path / name, ["id"])

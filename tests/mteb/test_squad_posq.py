@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -51,4 +52,16 @@ def test_files_of_neither_part(tmp_path: Path) -> None:
 def test_a_negative_start(tmp_path: Path) -> None:
     write_squad(tmp_path, [("q1", "red", "red", [-1])])
     with pytest.raises(ValueError, match="query 'q1': expected an answer_start from 0 on, got -1"):
+        SQuADPosQ(data_folder=tmp_path).load_data()
+
+
+@pytest.mark.parametrize(
+    "answers", [None, [], {"text": ["x"]}, {"answer_start": None}, {"answer_start": [None]}, {"answer_start": ["3"]}]
+)
+def test_answers_that_are_none(answers: object, tmp_path: Path) -> None:
+    row = {"id": "q1", "context": "red", "question": "red", "answers": answers}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row))
+    with pytest.raises(
+        ValueError, match=r"train.jsonl: query 'q1': expected answers with a list of numbers as answer_start"
+    ):
         SQuADPosQ(data_folder=tmp_path).load_data()

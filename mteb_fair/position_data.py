@@ -1,0 +1,95 @@
+"""What a position task reads: documents, queries, judgements and the places of the answers, checked as they come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+logger = logging.getLogger("mteb_fair")
+_NAMED = 5
+
+
+@dataclass(kw_only=True)
+class PositionData:
+    """One subset of a task, collected row by row; `check` says what is wrong with it.
+
+    Attributes:
+        corpus: The text of each document.
+        queries: The text of each query.
+        relevant: The relevant documents of each query.
+        labels: The position groups of each query.
+    """
+
+    corpus: dict[str, str] = field(default_factory=dict)
+    queries: dict[str, str] = field(default_factory=dict)
+    relevant: dict[str, dict[str, int]] = field(default_factory=dict)
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def add_document(self, identifier: str, text: Any, *, where: object) -> None:
+        """Adds a document.
+
+        Raises:
+            ValueError: The id is taken or the text is none.
+        """
+        _add(self.corpus, identifier, text, f"{where}: document")
+
+    def add_query(self, identifier: str, text: Any, *, labels: Sequence[str], where: object) -> None:
+        """Adds a query with its position groups.
+
+        Raises:
+            ValueError: The id is taken, the text is none or empty, or there are no groups.
+        """
+        _add(self.queries, identifier, text, f"{where}: query")
+        if not text.strip():
+            raise ValueError(f"{where}: query {identifier!r} is empty")
+        if not labels:
+            raise ValueError(f"{where}: query {identifier!r} belongs to no position group")
+        self.labels[identifier] = tuple(labels)
+
+    def add_judgement(self, query: str, document: str, grade: Any, *, where: object) -> None:
+        """Adds how relevant a document is to a query.
+
+        Raises:
+            ValueError: The grade is no integer, or the pair has one.
+        """
+        if isinstance(grade, bool) or not isinstance(grade, Real) or not float(grade).is_integer():
+            raise ValueError(f"{where}: expected an integer score of query {query!r} and {document!r}, got {grade!r}")
+        judged = self.relevant.setdefault(query, {})
+        if document in judged:
+            raise ValueError(f"{where}: query {query!r} and document {document!r} are judged twice")
+        judged[document] = int(float(grade))
+
+    def check(self, where: str) -> None:
+        """Checks that there are documents, queries, and a relevant document in the corpus for every query.
+
+        Raises:
+            ValueError: There are not.
+        """
+        if not self.corpus:
+            raise ValueError(f"{where}: the corpus is empty")
+        if not self.queries:
+            raise ValueError(f"{where}: there are no queries")
+        bare = [q for q in self.queries if not any(grade > 0 for grade in self.relevant.get(q, {}).values())]
+        if bare:
+            raise ValueError(f"{where}: {len(bare)} queries have no relevant document, such as {bare[:_NAMED]}")
+        if strangers := [q for q in self.relevant if q not in self.queries]:
+            raise ValueError(f"{where}: {len(strangers)} judged queries do not exist, such as {strangers[:_NAMED]}")
+        positive = (d for judged in self.relevant.values() for d, grade in judged.items() if grade > 0)
+        if lost := [d for d in positive if d not in self.corpus]:
+            raise ValueError(f"{where}: {len(lost)} relevant documents are not in the corpus, such as {lost[:_NAMED]}")
+        if empty := [d for d, text in self.corpus.items() if not text.strip()]:
+            logger.warning(
+                "%s: %d of %d documents are empty, such as %s. They stay in the corpus.",
+                where, len(empty), len(self.corpus), empty[:_NAMED],
+            )  # fmt: skip
+
+
+def _add(texts: dict[str, str], identifier: str, text: Any, what: str) -> None:
+    if not isinstance(text, str):
+        raise ValueError(f"{what} {identifier!r}: expected a text, got {text!r} ({type(text).__name__})")
+    if identifier in texts:
+        raise ValueError(f"{what} {identifier!r} occurs twice")
+    texts[identifier] = text
