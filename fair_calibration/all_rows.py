@@ -50,6 +50,7 @@ def calibrate_all_rows(
     n_sequences, _, length, _ = query.shape
     if not any(baskets.is_calibrated):
         return
+    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
     if query.device.type == "cpu":
         # One sequence at a time: no padding is computed, and a basket is a slice of the keys.
         groups = [slice(i, i + 1) for i, calibrated in enumerate(baskets.is_calibrated) if calibrated]
@@ -59,8 +60,8 @@ def calibrate_all_rows(
     for group in groups:
         single = group.stop - group.start == 1
         first, stop = baskets.valid[group.start] if single else (0, length)
-        # The products read these many times; models hand them over transposed.
-        group_query, group_key, group_value = (tensor[group].contiguous() for tensor in (query, key, value))
+        # The products read these many times; models hand them over transposed, and under autocast in different dtypes.
+        group_query, group_key, group_value = (tensor[group].to(dtype).contiguous() for tensor in (query, key, value))
         for heads, kv_heads, rows in _blocks(group_query, group_value, range(first, stop), baskets.n_baskets):
             block = _calibrated_block(
                 group_query[:, heads, rows],

@@ -1,7 +1,8 @@
 """Where calibration enters a model: attention functions registered with transformers' AttentionInterface.
 
-A calibrated model runs with one of our attention implementations set. Outside of a calibrated forward pass the function
-calls the implementation that the model had before and nothing else.
+A calibrated model that routes its attention through it runs with one of our attention implementations set. Outside of a
+calibrated forward pass the function calls the implementation that the model had before and nothing else. The attention
+of other models is intercepted (`interception`); what a calibrated pass does with it is here as well.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from fair_calibration.all_rows import calibrate_all_rows
 from fair_calibration.baskets import Baskets
 from fair_calibration.bias import AttentionBias
+from fair_calibration.calls import AttentionHandler, FusedCall, SoftmaxCall
 from fair_calibration.config import FairConfig
 from fair_calibration.pooled_row import calibrate_pooled_row
+from fair_calibration.softmax_weights import calibrate_weights
 
 BaseImplementation = Literal["sdpa", "eager"]
 BASE_IMPLEMENTATIONS: tuple[BaseImplementation, ...] = ("sdpa", "eager")
@@ -45,6 +48,11 @@ class AttentionCall:
     mask: Tensor | None
     arguments: dict[str, Any]
 
+    @property
+    def name(self) -> str:
+        """The class of the attention module."""
+        return type(self.module).__name__
+
     def run_plain(self) -> tuple[Tensor, Tensor | None]:
         """Runs the model's own attention: the output (B, L, H, D_v) and, of eager attention, the weights."""
         return self.base(self.module, self.query, self.key, self.value, self.mask, **self.arguments)
@@ -64,13 +72,6 @@ class AttentionCall:
         # Eager attention is always given its mask. sdpa's is left out where causality alone would do.
         causal = bool(is_causal) and self.mask is None and self.query.shape[2] > 1 and self.base_name == "sdpa"
         return AttentionBias(self.mask, self.arguments.get("position_bias"), causal)
-
-
-class AttentionHandler(Protocol):
-    """Takes over a model's attention calls during one forward pass."""
-
-    def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        """Returns the output (B, L, H, D_v) and the weights or None."""
 
 
 _handler: ContextVar[AttentionHandler | None] = ContextVar("fair_calibration_handler", default=None)
@@ -104,16 +105,36 @@ class CalibratedPass:
     strength: float
     n_calls: int = field(default=0)
 
-    def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        """Runs one attention call, calibrated if its turn is one of ``layers``."""
-        layer = self.n_calls
+    def _is_calibrated(self) -> bool:
+        """Counts one more call and tells whether its turn is one of ``layers``."""
         self.n_calls += 1
-        if layer not in self.layers:
+        return self.n_calls - 1 in self.layers
+
+    def weigh(self, call: SoftmaxCall) -> Tensor:
+        """Runs the softmax of one attention call and calibrates its weights if its turn is one of ``layers``."""
+        weights = call.softmax()
+        if self._is_calibrated():
+            if weights.requires_grad:
+                weights = weights.clone()  # the softmax's backward needs its own output
+            with torch.autocast(weights.device.type, enabled=False):
+                calibrate_weights(
+                    weights.view(call.logits.shape),
+                    call.logits,
+                    self.baskets,
+                    hidden_below=call.hidden_below,
+                    config=self.config,
+                    strength=self.strength,
+                )
+        return weights
+
+    def attend(self, call: FusedCall) -> tuple[Tensor, Tensor | None]:
+        """Runs one attention call, calibrated if its turn is one of ``layers``."""
+        if not self._is_calibrated():
             return call.run_plain()
         length, n_keys = self.baskets.segment_of_key.shape[1], call.key.shape[2]
         if call.query.shape[2] != length or n_keys != length:
             raise ValueError(
-                f"{type(call.module).__name__} attends from {call.query.shape[2]} to {n_keys} positions, "
+                f"{call.name} attends from {call.query.shape[2]} to {n_keys} positions, "
                 f"but the batch has {length} tokens: this attention cannot be calibrated"
             )
         every_row = self.config.pooling == "mean"

@@ -1,67 +1,219 @@
-"""Which attention layers a model has, read off one recorded forward pass, and whether we compute what they compute."""
+"""How a model's attention is reached, and which layers it has: read off recorded forward passes over a probe."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from fair_calibration.attention import AttentionCall
+from fair_calibration.attention import (
+    BaseImplementation,
+    handle_attention,
+    implementation_name,
+    register_implementations,
+)
+from fair_calibration.calls import AttentionHandler
+from fair_calibration.compilation import run_uncompiled
+from fair_calibration.interception import CallShape, Interception
+from fair_calibration.recorder import AttentionRecorder
 
-# Largest error of recomputed attention, relative to the largest value: a few rounding steps of the dtype.
-_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+class Probe(NamedTuple):
+    """What came of one forward pass over the probe: its attention mask (B, L) and the model's output."""
+
+    attention_mask: Tensor
+    output: Tensor
+
+
+Wrapper = Callable[[AttentionHandler | None], AttentionHandler]
+_wrapper: ContextVar[Wrapper | None] = ContextVar("fair_calibration_wrapper", default=None)
+
+
+@contextmanager
+def wrap_handlers(wrapper: Wrapper) -> Iterator[None]:
+    """Has ``wrapper`` stand before every handler of documents' attention calls, in this thread, for the duration."""
+    token = _wrapper.set(wrapper)
+    try:
+        yield
+    finally:
+        _wrapper.reset(token)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """How a model's attention is reached.
+
+    Attributes:
+        mechanism: The same in words.
+        modules: The class names of the attention modules, in the order in which they are called.
+        shapes: The calls that are to be intercepted; none where transformers' AttentionInterface is used.
+        hidden_below: Up to which logit an intercepted softmax hides a key.
+    """
+
+    mechanism: str
+    modules: tuple[str, ...]
+    shapes: frozenset[CallShape] = frozenset()
+    hidden_below: float = -torch.inf
+
+    @contextmanager
+    def handle(self, handler: AttentionHandler | None, attention_mask: Tensor) -> Iterator[None]:
+        """Sends the model's attention calls of this thread to ``handler``, for one forward pass over a batch.
+
+        Args:
+            handler: What becomes of the calls; None leaves them plain.
+            attention_mask: (B, L), the batch's.
+        """
+        if (wrap := _wrapper.get()) is not None:
+            handler = wrap(handler)
+        if handler is None or not self.shapes:
+            with run_uncompiled() if handler else nullcontext(), handle_attention(handler):
+                yield
+        else:
+            shape = attention_mask.shape
+            interception = Interception(handler, shape, shapes=self.shapes, hidden_below=self.hidden_below)
+            with run_uncompiled(), interception:
+                yield
+
+
+def discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Callable[[], Probe]) -> Discovery:
+    """Finds out how a model's attention is reached: by transformers' AttentionInterface, or else by interception.
+
+    Args:
+        model: The model. Where it uses the AttentionInterface it is left with our implementation set.
+        base: The attention implementation that it was loaded with.
+        run_probe: Runs the model over a batch one of whose sequences is padded.
+
+    Raises:
+        ValueError: The attention is not reached as a whole, or it is none that can be calibrated.
+    """
+    training = [(module, module.training) for module in model.modules()]
+    model.train(False)
+    try:
+        with torch.inference_mode(), handle_attention(None), run_uncompiled():
+            return _discover(model, base, run_probe)
+    finally:
+        for module, mode in training:
+            module.training = mode
+
+
+def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Callable[[], Probe]) -> Discovery:
+    name, kinds = model_name(model), [type(module) for module in model.modules()]
+    set_implementation(model, base)
+    plain = run_probe()
+    if [type(module) for module in model.modules()] != kinds:
+        raise ValueError(
+            f"{name} replaces its own attention modules, depending on the length of its input: it cannot be calibrated"
+        )
+    n_layers = _n_layers(model)
+
+    routed = AttentionRecorder(plain.attention_mask)
+    if model._can_set_attn_implementation():
+        register_implementations()
+        set_implementation(model, implementation_name(base))
+        with handle_attention(routed):
+            recorded = run_probe()
+        if routed.modules and len(routed.modules) == (n_layers or len(routed.modules)):
+            if not torch.equal(plain.output, recorded.output):
+                raise ValueError(f"{name} computes something else when its attention is routed through ours")
+            return Discovery(f"transformers AttentionInterface, on top of {base}", tuple(routed.modules))
+        set_implementation(model, base)
+
+    intercepted = AttentionRecorder(plain.attention_mask, intercepting=True)
+    with _trace_modules(model) as running:
+        interception = Interception(intercepted, plain.attention_mask.shape, name=running.enter_call)
+        with interception:
+            recorded = run_probe()
+    n_calls, n_others = len(intercepted.modules), interception.others.total()
+    if not n_calls or n_calls != n_layers:
+        raise ValueError(
+            f"{name} has {n_layers} layers, but in one forward pass it made {len(routed.modules)} attention calls "
+            f"through transformers' AttentionInterface, and {n_calls} calls of softmax or scaled_dot_product_attention "
+            f"that look like attention over the batch's tokens, beside {n_others} others: its attention cannot be "
+            "reached as a whole, and the model cannot be calibrated"
+        )
+    if interception.attention.keys() & interception.others.keys():
+        raise ValueError(
+            f"{name} attends not only over the batch's tokens but, with as many heads, over something else as well: "
+            "its attention cannot be told apart, and the model cannot be calibrated"
+        )
+    if intercepted.doubts:
+        raise ValueError(intercepted.doubts[0])
+    if not torch.equal(plain.output, recorded.output):
+        raise ValueError(f"{name} computes something else when torch's functions are intercepted")
+    functions = sorted({shape.function for shape in interception.attention})
+    return Discovery(
+        f"interception of {' and '.join(functions)}",
+        tuple(intercepted.modules),
+        frozenset(interception.attention),
+        intercepted.hidden_below,
+    )
+
+
+def set_implementation(model: PreTrainedModel, name: str) -> None:
+    """Sets the attention implementation of a model that lets it be set, or that has it already.
+
+    Raises:
+        ValueError: The model did not take it.
+    """
+    if model.config._attn_implementation != name:
+        model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        raise ValueError(f"{model_name(model)} does not let its attention implementation be set to {name!r}")
+
+
+def model_name(model: nn.Module) -> str:
+    """Returns the name of a model's class, also of one that torch.compile wrapped."""
+    return type(getattr(model, "_orig_mod", model)).__name__
+
+
+def _n_layers(model: PreTrainedModel) -> int | None:
+    config = model.config.get_text_config()
+    names = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")  # remote code need not map its own to the first
+    return next((n for name in names if (n := getattr(config, name, None)) is not None), None)
 
 
 @dataclass
-class AttentionRecorder:
-    """Records the attention calls of a plain forward pass and recomputes each from its logits.
+class _Running:
+    """The modules of a model that are running, innermost last, each with the attention calls that it made itself."""
 
-    Calibration works on logits, so an attention that is more than softmax(scale * q k + bias) v, or less, would be
-    calibrated into something else. Comparing finds that out before any document is encoded.
+    stack: list[tuple[str, list[None]]]
 
-    Attributes:
-        attention_mask: (B, L), the batch's.
-        modules: The class names of the attention modules called, in order.
-    """
-
-    attention_mask: Tensor
-    modules: list[str] = field(default_factory=list)
-
-    def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        """Runs the plain attention and checks it."""
-        output, weights = call.run_plain()
-        name = type(call.module).__name__
-        length = self.attention_mask.shape[1]
-        if call.query.shape[2] != length or call.key.shape[2] != length:
+    def enter_call(self) -> str:
+        """Returns the class of the innermost module, which makes an attention call."""
+        name, calls = self.stack[-1]
+        if calls:
             raise ValueError(
-                f"{name} attends from {call.query.shape[2]} to {call.key.shape[2]} positions of a batch "
-                f"of {length} tokens: only self-attention over the document's tokens can be calibrated"
+                f"{name} makes several calls of softmax or scaled_dot_product_attention in one forward pass that look "
+                "like attention over the batch's tokens: which of them is attention is not known, and it cannot be "
+                "calibrated"
             )
-        with torch.autocast(call.query.device.type, enabled=False):
-            expected = _recompute(call)
-        error = (expected - output.float())[self.attention_mask.bool()].abs().max()
-        largest = call.value.float().abs().max().clamp(min=1e-6)
-        # A comparison that NaN fails as well.
-        if not error <= _TOLERANCE.get(output.dtype, 5e-2) * largest:
-            raise ValueError(
-                f"{name} does not compute softmax(scale * query key + bias) value (recomputed output is off by "
-                f"{float(error):.3g}, values reach {float(largest):.3g}): this model's attention cannot be calibrated"
-            )
-        self.modules.append(name)
-        return output, weights
+        calls.append(None)
+        return name
 
 
-def _recompute(call: AttentionCall) -> Tensor:
-    """Computes the attention of the short recorded batch in float32, (B, L, H, D_v)."""
-    n_groups = call.query.shape[1] // call.key.shape[1]
-    key = call.key.float().repeat_interleave(n_groups, dim=1)
-    value = call.value.float().repeat_interleave(n_groups, dim=1)
-    logits = call.query.float() @ key.transpose(-1, -2) * call.scale
-    every = slice(0, call.query.shape[2])
-    bias, visible = call.bias.block(slice(0, call.query.shape[0]), every, every, call.query.device)
-    if bias is not None:
-        logits = logits + bias
-    if visible is not None:
-        logits = logits.masked_fill(~visible, torch.finfo(torch.float32).min)
-    return (logits.softmax(-1) @ value).transpose(1, 2)
+@contextmanager
+def _trace_modules(model: nn.Module) -> Iterator[_Running]:
+    """Keeps account of which module is running; torch's own, such as `torch.nn.Softmax`, count as their caller."""
+    running = _Running([(model_name(model), [])])  # sentence-transformers calls its forward past the hooks
+
+    def enter(module: nn.Module, _: Any) -> None:
+        running.stack.append((model_name(module), []))
+
+    def leave(*_: Any) -> None:
+        running.stack.pop()
+
+    hooks = []
+    for module in model.modules():
+        if not type(module).__module__.startswith("torch."):
+            hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        yield running
+    finally:
+        for hook in hooks:
+            hook.remove()

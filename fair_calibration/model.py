@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -13,9 +14,18 @@ from torch import nn
 
 from fair_calibration.config import FairConfig, validate_strength
 from fair_calibration.report import DocumentCounts, Summary
+from fair_calibration.routes import check_route, document_path, has_one_route, is_query_route, replace_module
 from fair_calibration.transformer import FairTransformer
 
 ModelT = TypeVar("ModelT", bound=SentenceTransformer)
+_TRANSFORMERS = (Transformer, FairTransformer)  # exactly these: what a subclass adds would be lost
+_LATE_INTERACTION = "a late-interaction model keeps one vector per token, so it has no pooled token to calibrate"
+_UNPOOLED = {
+    "MultiVectorEncoder": _LATE_INTERACTION,
+    "ColBERT": _LATE_INTERACTION,  # PyLate's
+    "SparseEncoder": "a sparse encoder weighs the words of a vocabulary, so it has no pooled token to calibrate",
+    "CrossEncoder": "a cross-encoder reads query and document together, so it encodes no documents to calibrate",
+}
 
 
 class FairSentenceTransformer(SentenceTransformer):
@@ -38,46 +48,86 @@ class FairSentenceTransformer(SentenceTransformer):
             **kwargs: SentenceTransformer's.
 
         Raises:
-            TypeError: ``config`` is no FairConfig, or the model's first module is no transformer.
+            TypeError: ``config`` is no FairConfig, the model of another kind than a SentenceTransformer, or the first
+                module that documents pass no transformer.
             ValueError: The model cannot be calibrated, or not with these settings.
         """
         _check_config(config)
         super().__init__(None if model_name_or_path is None else str(model_name_or_path), **kwargs)
-        name, first = next(iter(self.named_children()), ("", None))
-        if not isinstance(first, FairTransformer):
-            _check_transformer(first)
-            fair = FairTransformer.from_transformer(cast(Transformer, first), config or FairConfig())
-        elif config is not None and config != first.fair_config:
-            fair = FairTransformer.from_transformer(first, config)
-        else:
+        transformer = _find_transformer(self)
+        saved = transformer.fair_config if isinstance(transformer, FairTransformer) else None
+        if saved is not None and config in (None, saved):
             return  # loaded as it was saved
-        self._modules[name] = fair
+        fair = FairTransformer.from_transformer(transformer, config or FairConfig())
+        replace_module(self._modules, transformer, fair)
         fair.on_model_ready(self)
+
+    def _load_converted_modules(
+        self, model_name_or_path: str, *_: Any, model_type: str | None = None, **__: Any
+    ) -> Any:
+        # sentence-transformers would drop what follows the transformer and put an untrained mean pooling there.
+        raise TypeError(
+            f"model_name_or_path: expected a SentenceTransformer, {model_name_or_path} is a {model_type}"
+            + _reason(str(model_type))
+        )
+
+    def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> Any:
+        # Likewise for a folder without modules.json, where the weights may be of anything.
+        modules, module_kwargs = super()._load_default_modules(model_name_or_path, *args, **kwargs)
+        for name in cast(Any, modules)[0].config.architectures or ():
+            if name.endswith(("ColBERT", "ForRetrieval", "ForSequenceClassification")):
+                raise TypeError(
+                    f"model_name_or_path: expected a SentenceTransformer, {model_name_or_path} is a {name} without a "
+                    "modules.json; if pooled vectors of it are what you want, use calibrate(SentenceTransformer(...))"
+                )
+        return modules, module_kwargs
 
     def encode(self, inputs: Any, prompt_name: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Encodes documents with calibrated attention; see `SentenceTransformer.encode` for the arguments.
 
         Texts with ``task="query"``, or without a task but with a prompt that is named for queries, are encoded plainly.
+        Where a Router sends queries and documents different ways, the way decides: texts without a task are what its
+        default route is for.
 
         Raises:
             ValueError: ``strength`` is outside [0, 1], or ``task`` is unknown.
         """
         if kwargs.get("strength") is not None:
             kwargs["strength"] = validate_strength(kwargs["strength"])  # here rather than in every worker
-        if kwargs.get("task") is None and prompt_name is not None and prompt_name.lower().endswith("query"):
+        is_named = prompt_name is not None and prompt_name.lower().endswith("query")
+        if is_named and kwargs.get("task") is None and has_one_route(self):
             kwargs["task"] = "query"
         return super().encode(inputs, prompt_name, *args, **kwargs)
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Runs all modules."""
-        self.fair.use_poolings(self)
+        """Runs all modules.
+
+        Raises:
+            ValueError: A Router sends the input, which is no query, past the module that calibrates.
+        """
+        fair = self.fair
+        fair.use_poolings(self)
+        task, modality = (kwargs.get(name) or input.get(name) for name in ("task", "modality"))  # as Router does
+        if is_query_route(self, task, modality):
+            kwargs["task"] = "query"
+        elif task != "query":
+            check_route(self, fair, task, modality)
         output: dict[str, Any] = super().forward(input, **kwargs)
         return output
 
     @property
     def fair(self) -> FairTransformer:
         """The module that calibrates."""
-        return cast(FairTransformer, self[0])
+        return cast(FairTransformer, next(iter(document_path(self))))
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Where documents are truncated, in tokens. With a Router, setting it leaves other transformers as they are."""
+        return self.fair.max_seq_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int | None) -> None:
+        self.fair.max_seq_length = value
 
     @property
     def fair_config(self) -> FairConfig:
@@ -126,7 +176,8 @@ def calibrate(model: SentenceTransformer, config: FairConfig | None = None) -> F
     """Returns a calibrated model that shares the given model's weights; the given one stays plain and usable.
 
     Args:
-        model: A SentenceTransformer whose first module is a transformer. A calibrated one gets the new settings.
+        model: A SentenceTransformer whose first module is a transformer, also behind a Router: the one that documents
+            pass is calibrated. A calibrated model gets the new settings.
         config: The settings; None for those that it was calibrated with before, or else the defaults.
 
     Returns:
@@ -134,21 +185,25 @@ def calibrate(model: SentenceTransformer, config: FairConfig | None = None) -> F
         casting or moving one model casts or moves both; settings such as ``max_seq_length`` are not.
 
     Raises:
-        TypeError: ``model`` is no SentenceTransformer, ``config`` no FairConfig, or the first module no transformer.
+        TypeError: ``model`` is no SentenceTransformer, ``config`` no FairConfig, or the first module that documents
+            pass no transformer.
         ValueError: The model cannot be calibrated, or not with these settings.
     """
     if type(model) not in (SentenceTransformer, FairSentenceTransformer):
         raise TypeError(
-            f"model: expected a SentenceTransformer, got {type(model).__name__}; load names and paths with "
-            "FairSentenceTransformer(name, config=...)"
+            f"model: expected a SentenceTransformer, got {type(model).__name__}"
+            + (
+                _reason(*(cls.__name__ for cls in type(model).__mro__))
+                or "; load names and paths with FairSentenceTransformer(name, config=...)"
+            )
         )
     _check_config(config)
     modules = _share_modules(model)
-    name, first = next(iter(modules.items()), ("", None))
-    _check_transformer(first)
-    own_kwargs = (model.module_kwargs or {}).get(name, ())
-    config = config or (first.fair_config if isinstance(first, FairTransformer) else FairConfig())
-    modules[name] = FairTransformer.from_transformer(cast(Transformer, first), config, own_kwargs=own_kwargs)
+    transformer = _find_transformer(modules.values())
+    own_kwargs = (model.module_kwargs or {}).get(next(iter(modules)), ())
+    config = config or (transformer.fair_config if isinstance(transformer, FairTransformer) else FairConfig())
+    fair = FairTransformer.from_transformer(transformer, config, own_kwargs=own_kwargs)
+    replace_module(modules, transformer, fair)
     return _assemble(FairSentenceTransformer, model, modules)
 
 
@@ -161,8 +216,8 @@ def uncalibrate(model: FairSentenceTransformer) -> SentenceTransformer:
     if not isinstance(model, FairSentenceTransformer):
         raise TypeError(f"model: expected a FairSentenceTransformer, got {type(model).__name__}")
     modules = _share_modules(model)
-    name, first = next(iter(modules.items()))
-    modules[name] = cast(FairTransformer, first).into_transformer()
+    fair = cast(FairTransformer, _find_transformer(modules.values()))
+    replace_module(modules, fair, fair.into_transformer())
     return _assemble(SentenceTransformer, model, modules)
 
 
@@ -198,9 +253,29 @@ def _check_config(config: FairConfig | None) -> None:
         raise TypeError(f"config: expected a FairConfig, got {type(config).__name__}")
 
 
-def _check_transformer(module: nn.Module | None) -> None:
-    if type(module) not in (Transformer, FairTransformer):
+def _find_transformer(modules: Iterable[nn.Module]) -> Transformer:
+    """Returns the transformer that documents pass.
+
+    Raises:
+        TypeError: Documents do not start with one, or pass two.
+    """
+    modules = list(modules)
+    path = document_path(modules)
+    if not path or type(path[0]) not in _TRANSFORMERS:
+        where = "the first module that its Router has for documents" if path[:1] != modules[:1] else "its first module"
+        got = f"{type(path[0]).__module__}.{type(path[0]).__name__}" if path else "none"
         raise TypeError(
-            f"the model's first module must be a sentence-transformers Transformer to be calibrated, "
-            f"got {'none' if module is None else f'{type(module).__module__}.{type(module).__name__}'}"
+            f"model: {where} must be a sentence-transformers Transformer to be calibrated (other modules have no "
+            f"attention, or run it in their own way: use the model as it is), got {got}"
         )
+    if len(transformers := [module for module in path if isinstance(module, Transformer)]) > 1:
+        raise TypeError(
+            f"model: its documents pass {len(transformers)} Transformers one after the other, of which none can be "
+            "calibrated alone; calibrate a model with one"
+        )
+    return cast(Transformer, path[0])
+
+
+def _reason(*names: str) -> str:
+    """Returns why a kind of model cannot be calibrated, by the names of its class and the bases, if it is known."""
+    return next((f": {_UNPOOLED[name]}" for name in names if name in _UNPOOLED), "")

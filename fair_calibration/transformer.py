@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,13 +18,14 @@ from fair_calibration.attention import (
     BaseImplementation,
     CalibratedPass,
     handle_attention,
-    implementation_name,
     register_implementations,
 )
 from fair_calibration.baskets import build_baskets
+from fair_calibration.calls import AttentionHandler
 from fair_calibration.config import FairConfig, validate_strength
-from fair_calibration.discovery import AttentionRecorder
+from fair_calibration.discovery import Discovery, Probe, discover, model_name, set_implementation
 from fair_calibration.report import DocumentCounter, DocumentCounts, Summary
+from fair_calibration.routes import document_path, own_tasks
 
 _POOLING_MODES = {"cls": "cls", "lasttoken": "last", "mean": "mean", "mean_sqrt_len_tokens": "mean"}
 _PROBE = ["one", "A probe of two lengths, so that one of the two sequences is padded."]
@@ -30,8 +33,9 @@ _OWN_STATE = {
     "fair_config",
     "counter",
     "_base_implementation",
-    "_modules_called",
+    "_discovery",
     "_own_kwargs",
+    "_own_tasks",
     "_poolings",
 }
 # Fast tokenizers must not be entered by two threads at once ("Already borrowed").
@@ -83,7 +87,7 @@ class FairTransformer(Transformer):
 
     def into_transformer(self) -> Transformer:
         """Makes a plain `Transformer` of this one again, giving its parts away: this one is used up."""
-        self._set_implementation(self._base_implementation)
+        set_implementation(self.model, self._base_implementation)
         plain: Transformer = Transformer.__new__(Transformer)
         plain.__dict__ = {name: value for name, value in self.__dict__.items() if name not in _OWN_STATE}
         return plain
@@ -94,8 +98,9 @@ class FairTransformer(Transformer):
         self.fair_config = config if isinstance(config, FairConfig) else FairConfig.from_dict(config)
         self.counter = DocumentCounter()
         self._base_implementation = self._check_implementation()
-        self._modules_called: tuple[str, ...] = ()
+        self._discovery: Discovery | None = None
         self._own_kwargs: frozenset[str] = frozenset()
+        self._own_tasks: frozenset[str] = frozenset()
         # Read at every call, as they may be changed; in a list, as they are no submodules of this one.
         self._poolings: list[Pooling] = []
 
@@ -113,14 +118,6 @@ class FairTransformer(Transformer):
             )
         return base
 
-    def _set_implementation(self, name: str) -> None:
-        self.model.set_attn_implementation(name)
-        if self.model.config._attn_implementation != name:
-            raise ValueError(
-                f"{type(self.model).__name__} does not route its attention through transformers' AttentionInterface, "
-                "so its attention cannot be reached and the model cannot be calibrated"
-            )
-
     def on_model_ready(self, model: nn.Module) -> None:
         """Resolves the settings for the model this is part of and finds its attention layers, by one forward pass.
 
@@ -132,58 +129,34 @@ class FairTransformer(Transformer):
         config = self._resolve()
         # Models that condition on the task themselves say so in modules.json.
         if module_kwargs := getattr(model, "module_kwargs", None):
-            name = next(name for name, module in model.named_children() if module is self)
-            self._own_kwargs = frozenset(module_kwargs.get(name, ()))
-        modules_called = self._record_layers()
-        config.select_layers(len(modules_called))  # whether they are there is to be known now
-        self._modules_called = modules_called
+            names = [name for name, module in model.named_children() if module is self]  # none in a Router
+            self._own_kwargs = frozenset(chain.from_iterable(module_kwargs.get(name, ()) for name in names))
+        self._own_tasks = own_tasks(model.children())
+        device = getattr(model, "device", self.model.device)  # the first parameter of an offloaded model is on "meta"
+        discovery = discover(self.model, self._base_implementation, partial(self._run_probe, device))
+        config.select_layers(len(discovery.modules))  # whether they are there is to be known now
+        self._discovery = discovery
 
     def use_poolings(self, model: nn.Module) -> None:
-        """Takes note of the pooling that the model has now."""
-        self._poolings = [module for module in model.children() if isinstance(module, Pooling)]
+        """Takes note of the pooling that the model has now, a Router's by its route for documents."""
+        self._poolings = [module for module in document_path(model.children()) if isinstance(module, Pooling)]
 
     def _resolve(self) -> FairConfig:
         """Returns the settings with nothing left on "auto", by the model's pooling as it is now."""
         config = self.fair_config
         return config.resolve(_pooling_mode(self._poolings) if config.pooling == "auto" else config.pooling)
 
-    def _record_layers(self) -> tuple[str, ...]:
-        name = type(self.model).__name__
-        was_training = self.model.training
-        self.model.train(False)
-        try:
-            with torch.inference_mode(), handle_attention(None):
-                self._set_implementation(self._base_implementation)
-                plain = self._run_probe()
-                register_implementations()
-                self._set_implementation(implementation_name(self._base_implementation))
-                recorder = AttentionRecorder(plain["attention_mask"])
-                with handle_attention(recorder):
-                    recorded = self._run_probe()
-        finally:
-            self.model.train(was_training)
-        n_expected = getattr(self.model.config.get_text_config(), "num_hidden_layers", None)
-        if not recorder.modules or len(recorder.modules) != (n_expected or len(recorder.modules)):
-            raise ValueError(
-                f"{name} made {len(recorder.modules)} attention calls through transformers' AttentionInterface in one "
-                f"forward pass, but has {n_expected} layers: its attention cannot be reached as a whole, and the model "
-                "cannot be calibrated"
-            )
-        if not torch.equal(plain[self.module_output_name], recorded[self.module_output_name]):
-            raise ValueError(f"{name} computes something else when its attention is routed through ours")
-        return tuple(recorder.modules)
-
-    def _run_probe(self) -> dict[str, Any]:
+    def _run_probe(self, device: torch.device) -> Probe:
         with _tokenizing:
             features = super().preprocess(list(_PROBE))
         if "attention_mask" not in features:
             raise ValueError(
-                f"{type(self.model).__name__} takes no attention_mask (features: {sorted(features)}): only text models "
+                f"{model_name(self.model)} takes no attention_mask (features: {sorted(features)}): only text models "
                 "with padded input can be calibrated"
             )
-        device = self.model.device
         features = {key: value.to(device) if torch.is_tensor(value) else value for key, value in features.items()}
-        return super().forward(features)
+        result = super().forward(features)
+        return Probe(result["attention_mask"], result[self.module_output_name])
 
     def preprocess(  # type: ignore[override]
         self, inputs: Any, prompt: str | None = None, **kwargs: Any
@@ -228,10 +201,10 @@ class FairTransformer(Transformer):
         strength = self.fair_config.strength if strength is None else validate_strength(strength)
         if task is not None and "task" in self._own_kwargs:
             kwargs["task"] = task
-        if _is_query(task, own_tasks="task" in self._own_kwargs):
+        if _is_query(task, own_tasks="task" in self._own_kwargs or task in self._own_tasks):
             with handle_attention(None):
                 return super().forward(features, **kwargs)
-        config = self._require_ready()
+        config, discovery = self._require_ready()
         if "attention_mask" not in features:
             raise ValueError(
                 f"features: calibration needs padded text with an attention_mask, got {sorted(features)}; encode other "
@@ -245,51 +218,67 @@ class FairTransformer(Transformer):
         n_documents = features["attention_mask"].shape[0]
         if strength == 0.0:
             counts = DocumentCounts(plain=n_documents, truncated=n_truncated)
-            with handle_attention(None):
+            with discovery.handle(None, features["attention_mask"]):
                 result = super().forward(features, **kwargs)
         else:
-            baskets = build_baskets(features["attention_mask"], config, prompt_length=self._excluded_prompt(features))
+            baskets = build_baskets(features["attention_mask"], config, prompt_length=self.excluded_prompt(features))
             n_calibrated = sum(baskets.is_calibrated)
             counts = DocumentCounts(n_calibrated, n_documents - n_calibrated, truncated=n_truncated)
-            layers = frozenset(config.select_layers(len(self._modules_called)))
+            layers = frozenset(config.select_layers(len(discovery.modules)))
             calibrated_pass = CalibratedPass(layers, baskets.to(features["attention_mask"].device), config, strength)
-            with handle_attention(calibrated_pass if n_calibrated else None):
+            handler = calibrated_pass if n_calibrated else None
+            with discovery.handle(handler, features["attention_mask"]):
                 result = super().forward(features, **kwargs)
-            if n_calibrated and calibrated_pass.n_calls != len(self._modules_called):
+            if n_calibrated and calibrated_pass.n_calls != len(discovery.modules):
                 raise ValueError(
-                    f"{type(self.model).__name__} made {calibrated_pass.n_calls} attention calls instead of the "
-                    f"{len(self._modules_called)} recorded. Was its attn_implementation changed, or layers added? "
+                    f"{model_name(self.model)} made {calibrated_pass.n_calls} attention calls instead of the "
+                    f"{len(discovery.modules)} recorded. Was its attn_implementation changed, or layers added? "
                     "Calibrate the model again"
                 )
         self.counter.add(counts, max_seq_length=self.max_seq_length)
         return result
 
-    def _excluded_prompt(self, features: dict[str, Any]) -> int:
+    def run_handled(self, features: dict[str, Any], handler: AttentionHandler) -> dict[str, Any]:
+        """Runs the transformer over documents with its attention calls sent to ``handler``; counts nothing.
+
+        Args:
+            features: As `preprocess` returns them, on the model's device.
+            handler: What becomes of the calls.
+
+        Returns:
+            The features with the transformer's output.
+        """
+        _, discovery = self._require_ready()
+        own = {"task": "document"} if "task" in self._own_kwargs else {}
+        with discovery.handle(handler, features["attention_mask"]):
+            return super().forward(features, **own)
+
+    def excluded_prompt(self, features: dict[str, Any]) -> int:
         """Returns the number of leading tokens that pooling leaves out."""
         if all(pooling.include_prompt for pooling in self._poolings) or "prompt_length" not in features:
             return 0
         length = features["prompt_length"]
         return int(length.reshape(-1)[0]) if torch.is_tensor(length) else int(length or 0)
 
-    def _require_ready(self) -> FairConfig:
-        if not self._modules_called:
+    def _require_ready(self) -> tuple[FairConfig, Discovery]:
+        if self._discovery is None:
             raise ValueError(
                 "this FairTransformer is not part of a model yet: use calibrate() or FairSentenceTransformer, "
                 "or call on_model_ready(model)"
             )
-        return self._resolve()
+        return self._resolve(), self._discovery
 
     def summary(self) -> Summary:
         """Returns which layers, rows and mechanism are in use, and what became of the documents so far."""
-        config = self._require_ready()
-        layers = config.select_layers(len(self._modules_called))
+        config, discovery = self._require_ready()
+        layers = config.select_layers(len(discovery.modules))
         return Summary(
-            model=type(self.model).__name__,
+            model=model_name(self.model),
             config=config,
-            n_layers=len(self._modules_called),
+            n_layers=len(discovery.modules),
             layers=layers,
-            modules=tuple(self._modules_called[i] for i in layers),
-            mechanism=f"transformers AttentionInterface, on top of {self._base_implementation}",
+            modules=tuple(discovery.modules[i] for i in layers),
+            mechanism=discovery.mechanism,
             counts=self.counter.counts,
             max_seq_length=self.max_seq_length,
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from sentence_transformers.base.modules import Transformer
 from torch import Tensor
 
 from fair_calibration import FairConfig, FairSentenceTransformer
@@ -74,7 +73,7 @@ def load_batch(model: FairSentenceTransformer, texts: Sequence[str], *, prompt: 
     n_truncated = int(features.pop("n_truncated", 0))
     features = {name: v.to(model.device) if isinstance(v, Tensor) else v for name, v in features.items()}
     summary = model.summary()
-    prompt_length = model.fair._excluded_prompt(features)
+    prompt_length = model.fair.excluded_prompt(features)
     baskets = build_baskets(features["attention_mask"], summary.config, prompt_length=prompt_length)
     return Batch(features, baskets.to(model.device), summary.config, frozenset(summary.layers), n_truncated)
 
@@ -93,11 +92,8 @@ def observe_attention(
     calibrated = None
     if strength > 0 and any(batch.baskets.is_calibrated):
         calibrated = CalibratedPass(batch.layers, batch.baskets, batch.config, strength)
-    _, discovery = model.fair._require_ready()
-    own = {"task": "document"} if "task" in model.fair._own_kwargs else {}
-    handler = ObservedPass(observe, calibrated)
-    with torch.inference_mode(), discovery.handle(handler, batch.features["attention_mask"]):
-        Transformer.forward(model.fair, dict(batch.features), **own)
+    with torch.inference_mode():
+        model.fair.run_handled(dict(batch.features), ObservedPass(observe, calibrated))
 
 
 def row_logits(

@@ -20,6 +20,7 @@ from fair_calibration.attention import (
     register_implementations,
 )
 from fair_calibration.baskets import build_baskets
+from fair_calibration.calls import SoftmaxCall
 from fair_calibration.reference import calibrated_attention
 from tests.conftest import TinyModel
 from tests.core.cases import assert_close
@@ -92,6 +93,26 @@ def test_a_pass_calibrates_its_layers(pooling: str, causal: bool) -> None:
     assert_close(calibrated, expected, 5e-6)
     if (pooling, causal) != ("cls", True):  # a causal first row sees nothing but itself
         assert not torch.allclose(calibrated, plain, atol=1e-2)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
+@pytest.mark.parametrize("shape", [(2, 4, 9, 9), (8, 9, 9), (2, 2, 2, 9, 9)])
+def test_a_pass_calibrates_softmaxes(pooling: str, shape: tuple[int, ...]) -> None:
+    this, call = make_pass(pooling, layers=(1,)), make_call()
+    logits = call.query @ call.key.repeat_interleave(2, dim=1).mT * call.scale
+    own = logits.view(shape)
+    softmax = SoftmaxCall("Attention", logits, lambda: own.softmax(-1), -3e4)
+    plain = own.softmax(-1)
+    assert torch.equal(this.weigh(softmax), plain)
+    calibrated = this.weigh(softmax)
+    assert torch.equal(this.weigh(softmax), plain)
+    assert this.n_calls == 3
+    assert calibrated.shape == shape
+    visible = torch.ones(9, 9, dtype=torch.bool)
+    arguments = call.query, call.key, call.value, this.baskets
+    expected = calibrated_attention(*arguments, visible=visible, config=this.config)
+    assert_close(calibrated.view(logits.shape), expected.weights, 1e-6)
+    assert not torch.allclose(calibrated, plain, atol=1e-2)
 
 
 def test_scale() -> None:

@@ -92,6 +92,15 @@ def test_float64_is_computed(pooling: str) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
+def test_dtypes_may_differ(pooling: str) -> None:
+    # Under autocast rotary embeddings leave queries and keys in float32, while values are in half precision.
+    case = with_padding_mask(make_case(pooling=pooling).to(torch.bfloat16).to(torch.float32))
+    expected = case.to(torch.float64).reference().output.transpose(1, 2)
+    mixed = replace(case, value=case.value.to(torch.bfloat16))
+    assert_close(mixed.fast()[case.rows()], expected[case.rows()], TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
 def test_value_heads_of_another_size(pooling: str) -> None:
     assert_fast_equals_reference(make_case(pooling=pooling, dim=8, value_dim=6).to(torch.float32))
 

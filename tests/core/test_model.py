@@ -4,6 +4,8 @@ import copy
 import json
 import logging
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +14,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base import BaseModel
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    CNN,
+    BoW,
+    Dense,
+    Normalize,
+    Pooling,
+    StaticEmbedding,
+    WordEmbeddings,
+)
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 
 import fair_calibration
 from fair_calibration import DocumentCounts, FairConfig, FairSentenceTransformer, calibrate, uncalibrate
 from fair_calibration.transformer import FairTransformer
 from tests.conftest import TinyModel
 from tests.core.cases import assert_close
-from tests.core.tiny_models import document, documents, reference_embeddings
+from tests.core.tiny_models import document, documents, make_tokenizer, reference_embeddings
 
 CONFIG = FairConfig(basket_size=8, strength=0.8)
 TEXTS = documents([50, 7, 30, 90, 50, 3])
@@ -139,6 +152,86 @@ def test_wrong_arguments(tiny_model: TinyModel, tiny_folder: Any) -> None:
         FairSentenceTransformer(str(tiny_folder()), config={"strength": 0.5})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model: expected a FairSentenceTransformer, got SentenceTransformer"):
         uncalibrate(plain)  # type: ignore[arg-type]
+
+
+# Models of another structure or kind
+
+
+def test_other_first_modules_are_refused(tiny_model: TinyModel) -> None:
+    text = r"model: its first module must be a sentence-transformers Transformer to be calibrated .* got .*\.{}$"
+    tokenizer = WhitespaceTokenizer(["bal", "dan"])
+    pooling, (subclass, _) = Pooling(2), tiny_model()
+    subclass.__class__ = type("CLIPModel", (Transformer,), {})  # what it would do differently would be lost
+    for modules in (
+        [WordEmbeddings(tokenizer, np.eye(2)), pooling],
+        [WordEmbeddings(tokenizer, np.eye(2)), CNN(2, 2, [1]), Pooling(2)],
+        [BoW(["bal", "dan"])],
+        [StaticEmbedding(make_tokenizer(bos=True, padding_side="right").backend_tokenizer, embedding_dim=2)],
+        [subclass, Pooling(32)],
+    ):
+        with pytest.raises(TypeError, match=text.format(type(modules[0]).__name__)):
+            calibrate(SentenceTransformer(modules=modules, device="cpu"), CONFIG)  # type: ignore[arg-type]
+
+
+def test_two_transformers_in_a_row_are_refused(tiny_model: TinyModel) -> None:
+    (one, pooling), (other, _) = tiny_model(), tiny_model()
+    model = SentenceTransformer(modules=[one, other, pooling], device="cpu")
+    with pytest.raises(TypeError, match="model: its documents pass 2 Transformers one after the other"):
+        calibrate(model, CONFIG)
+
+
+KINDS: dict[type[BaseModel], str] = {
+    MultiVectorEncoder: "a late-interaction model keeps one vector per token, so it has no pooled token to calibrate",
+    SparseEncoder: "a sparse encoder weighs the words of a vocabulary, so it has no pooled token to calibrate",
+    CrossEncoder: "a cross-encoder reads query and document together, so it encodes no documents to calibrate",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_kinds_of_models_are_refused(kind: type[BaseModel], tiny_folder: Any, tmp_path: Path) -> None:
+    model = kind(str(tiny_folder() / "inner"), device="cpu")
+    with pytest.raises(TypeError, match=f"model: expected a SentenceTransformer, got {kind.__name__}: {KINDS[kind]}"):
+        calibrate(model, CONFIG)  # type: ignore[arg-type]
+    # From the folder sentence-transformers would make another model, with a pooling that was never trained.
+    model.save(str(tmp_path), create_model_card=False)
+    text = f"model_name_or_path: expected a SentenceTransformer, {tmp_path} is a {kind.__name__}: {KINDS[kind]}"
+    with pytest.raises(TypeError, match=re.escape(text)):
+        FairSentenceTransformer(str(tmp_path), device="cpu")
+
+
+def test_pylate_models_are_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
+    plain = tiny_model()
+    plain.__class__ = type("ColBERT", (SentenceTransformer,), {})  # PyLate's is one
+    with pytest.raises(TypeError, match="model: expected a SentenceTransformer, got ColBERT: a late-interaction model"):
+        calibrate(plain, CONFIG)
+    # As PyLate 1.6 saves it: a transformer and a projection of each token.
+    torch.manual_seed(0)
+    projection = Dense(32, 16, bias=False, module_input_name="token_embeddings", module_output_name="token_embeddings")
+    SentenceTransformer(modules=[tiny_model()[0], projection], device="cpu").save(str(tmp_path))
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules[1]["type"] = "pylate.models.Dense.Dense"
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    settings = {"model_type": "ColBERT", "similarity_fn_name": "MaxSim", "query_prefix": "[Q] ", "query_length": 32}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises(TypeError, match="is a ColBERT: a late-interaction model keeps one vector per token"):
+        FairSentenceTransformer(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["HF_ColBERT", "ColPaliForRetrieval", "BertForSequenceClassification"])
+def test_other_networks_without_modules_are_refused(name: str, tiny_folder: Any, tmp_path: Path) -> None:
+    shutil.copytree(tiny_folder() / "inner", tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    text = rf"expected a SentenceTransformer, .*other is a {name} without a modules.json; if pooled vectors of it are"
+    with pytest.raises(TypeError, match=text):
+        FairSentenceTransformer(str(tmp_path / "other"), device="cpu")
+
+
+def test_a_bare_network_is_pooled_as_sentence_transformers_does(tiny_folder: Any) -> None:
+    bare = str(tiny_folder() / "inner")
+    fair = FairSentenceTransformer(bare, config=CONFIG, device="cpu")
+    assert fair[1].pooling_mode == "mean"
+    assert np.array_equal(fair.encode(TEXTS), calibrate(SentenceTransformer(bare, device="cpu"), CONFIG).encode(TEXTS))
 
 
 # What the model was before, it still is

@@ -270,15 +270,6 @@ def test_unknown_arguments_are_refused_as_before(tiny_model: TinyModel) -> None:
 # Models that cannot be calibrated
 
 
-def test_mpnet_is_refused(tiny_model: TinyModel) -> None:
-    plain, texts = tiny_model("mpnet", "mean"), documents(LENGTHS)
-    expected = encode(plain, texts)
-    text = "MPNetModel does not route its attention through transformers' AttentionInterface, .* cannot be calibrated"
-    with pytest.raises(ValueError, match=text):
-        calibrate(plain, CONFIG)
-    assert torch.equal(encode(plain, texts), expected)
-
-
 @pytest.mark.parametrize("implementation", ["eager"])
 def test_softcapped_attention_is_refused(implementation: str, tiny_model: TinyModel) -> None:
     plain, texts = (

@@ -25,14 +25,30 @@ from transformers import (
     AttentionMaskInterface,
     BertConfig,
     BertModel,
+    BloomConfig,
+    BloomModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    FalconConfig,
+    FalconModel,
     Gemma2Config,
     Gemma2Model,
+    GPTNeoConfig,
+    GPTNeoModel,
     MPNetConfig,
     MPNetModel,
+    MptConfig,
+    MptModel,
+    OpenAIGPTConfig,
+    OpenAIGPTModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3Model,
+    RoFormerConfig,
+    RoFormerModel,
+    XGLMConfig,
+    XGLMModel,
     XLMRobertaConfig,
     XLMRobertaModel,
 )
@@ -58,6 +74,23 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 0,
     "pad_token_id": 1,
     "eos_token_id": 2,
+}
+
+
+GPT_NEO_WINDOW = 12
+_INTERCEPTED = {"mpnet", "deberta_v2", "roformer", "bloom", "falcon", "falcon_alibi", "mpt", "openai_gpt", "gpt_neo"}
+_INTERCEPTED |= {"xglm"}
+_CAUSAL = {
+    "qwen3",
+    "qwen3_sliding",
+    "gemma2",
+    "bloom",
+    "falcon",
+    "falcon_alibi",
+    "mpt",
+    "openai_gpt",
+    "gpt_neo",
+    "xglm",
 }
 
 
@@ -112,15 +145,43 @@ def make_model(family: str) -> PreTrainedModel:
             return Gemma2Model(Gemma2Config(**_SIZES, **causal, query_pre_attn_scalar=8))
         if family == "albert":
             return AlbertModel(AlbertConfig(**_SIZES, embedding_size=16, num_hidden_groups=1))
-        if family == "mpnet":
-            return MPNetModel(MPNetConfig(**_SIZES))
+        if family in _INTERCEPTED:
+            return _make_intercepted(family)
     raise ValueError(family)
+
+
+def _make_intercepted(family: str) -> PreTrainedModel:
+    if family == "mpnet":
+        return MPNetModel(MPNetConfig(**_SIZES))
+    if family == "deberta_v2":
+        relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 16}
+        return DebertaV2Model(DebertaV2Config(**_SIZES, **relative))
+    if family == "roformer":
+        return RoFormerModel(RoFormerConfig(**_SIZES))
+    if family == "bloom":
+        return BloomModel(BloomConfig(**_SIZES))
+    if family in ("falcon", "falcon_alibi"):
+        return FalconModel(FalconConfig(**_SIZES, alibi=family == "falcon_alibi"))
+    sizes = {"vocab_size": _SIZES["vocab_size"]}
+    if family == "mpt":
+        small = {"d_model": 32, "n_heads": 4, "n_layers": N_LAYERS, "max_seq_len": MAX_LENGTH}
+        return MptModel(MptConfig(**sizes, **small, initializer_range=0.25))
+    if family == "openai_gpt":
+        small = {"n_embd": 32, "n_head": 4, "n_layer": N_LAYERS, "n_positions": MAX_LENGTH + 2}
+        return OpenAIGPTModel(OpenAIGPTConfig(**sizes, **small, initializer_range=0.25))
+    if family == "gpt_neo":
+        small = {"hidden_size": 32, "num_heads": 4, "num_layers": N_LAYERS, "max_position_embeddings": MAX_LENGTH + 2}
+        layers = {"attention_types": [[["global", "local"], N_LAYERS // 2]], "window_size": GPT_NEO_WINDOW}
+        return GPTNeoModel(GPTNeoConfig(**sizes, **small, **layers, initializer_range=0.25))
+    assert family == "xglm"
+    small = {"d_model": 32, "attention_heads": 4, "ffn_dim": 48, "num_layers": N_LAYERS}
+    return XGLMModel(XGLMConfig(**sizes, **small, max_position_embeddings=MAX_LENGTH + 2, init_std=0.25))
 
 
 def save_tiny_model(path: Path, family: str, pooling: str) -> None:
     """Writes a tiny SentenceTransformer to a folder."""
     inner = path / "inner"
-    causal = family in ("qwen3", "qwen3_sliding", "gemma2")
+    causal = family in _CAUSAL
     make_model(family).save_pretrained(inner)
     make_tokenizer(bos=not causal, padding_side="left" if causal else "right").save_pretrained(inner)
     transformer = Transformer(str(inner))

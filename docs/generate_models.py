@@ -1,0 +1,101 @@
+"""Writes docs/models.md from the families of the tests: ``PYTHONPATH=. python docs/generate_models.py``, a minute."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from fair_calibration import calibrate
+from tests.core.families import (
+    CONFIG,
+    FAMILIES,
+    INTERFACE,
+    REFUSED,
+    TEXTS,
+    Family,
+    MatrixCase,
+    load_plain,
+    load_transformer,
+)
+from tests.core.model_oracle import oracle, relative_error
+
+PAGE = Path(__file__).with_name("models.md")
+VERSIONS = ("torch", "transformers", "sentence-transformers")
+HEAD = """# Models
+
+What is calibrated is attention, so what matters is how a model computes it, not its name. Most architectures of
+transformers 5 route it through its `AttentionInterface`, where calibration enters. Of models that compute it
+themselves, also by remote code, torch's `softmax` or `scaled_dot_product_attention` is intercepted while documents are
+encoded, if that accounts for every layer. `print(model.summary())` says which it is. A model that fits neither is
+refused with an error that says why.
+
+## Tested
+
+Each family as a tiny model of random weights (3 layers, of which the last 2 are calibrated, hidden size 32), documents
+of 5 to 40 words, baskets of 8 tokens, strength 0.5. For each pooling, and side of padding, the tests check that
+
+- embeddings equal those of the model's own attention with the weights of `fair_calibration.reference`. The column
+  "off by" has the largest difference, relative to the largest value of the embeddings, in float32 on a CPU;
+- strength 0 and queries are the plain model's, to the bit, and documents are not;
+- a document's embedding depends neither on the batch nor on its order and padding (of ConvBERT, whose convolutions read
+  the padding, the plain one does, so that is left out).
+
+The same family with another attention (windows, bidirectional, ALiBi) is a row of its own. Half precision, float64 and
+autocast are tested with 9 of the cases, attention on top of `eager` with 9.
+"""
+REFUSED_HEAD = """
+## Refused
+
+Calibration would be something else than the method, or could not reach every layer:
+"""
+KINDS = """
+Refused as well, whatever the transformer: sparse encoders, late-interaction models (ColBERT, `MultiVectorEncoder`,
+PyLate), cross-encoders, static embeddings, bags of words, and CLIP's own module. Weighted-mean, max and concatenated
+poolings need the rows to calibrate to be named, such as `FairConfig(pooling="mean")`.
+"""
+
+
+def describe(family: Family) -> list[str]:
+    """Returns the columns of a family but for the measured one: all that the tests compare with the page."""
+    reached = "interface" if family.mechanism == INTERFACE else family.mechanism.replace("interception of ", "")
+    sees = [word for word, is_so in (("causal", family.causal), ("window", family.has_window)) if is_so]
+    sides: dict[str, list[str]] = {}
+    for pooling, side in family.cases:
+        sides.setdefault(pooling, []).append(side)
+    return [
+        family.name + (f" ({family.known_as})" if family.known_as else ""),
+        f"`{type(load_transformer(family.name, family.cases[0][1]).model).__name__}`",
+        reached if reached == "interface" else f"`{reached}`",
+        ", ".join(sees) or "all",
+        "; ".join(f"{pooling} ({', '.join(found)})" for pooling, found in sides.items()),
+    ]
+
+
+def measure(family: Family) -> str:
+    """Returns the largest deviation from the reference over a family's cases."""
+    largest = 0.0
+    for pooling, side in family.cases:
+        case = MatrixCase(family.name, pooling, side)
+        expected = oracle(load_plain(case, "eager" if family.eager else None), CONFIG.resolve(pooling), TEXTS)
+        calibrated = calibrate(load_plain(case), CONFIG).encode(TEXTS, convert_to_tensor=True)
+        largest = max(largest, relative_error(calibrated, expected.embeddings))
+    return f"{largest:.1e}"
+
+
+def page(deviation: Callable[[Family], str], versions: str) -> str:
+    """Returns the page, given how to fill in what is measured and with which versions that was done."""
+    rows = [[*describe(family), deviation(family)] for family in FAMILIES.values()]
+    tested = _table(["family", "class", "reached by", "sees", "pooling (padding)", "off by"], rows)
+    refused = _table(["family", "reason"], [[each.name, each.reason] for each in REFUSED])
+    return f"{HEAD}\n{tested}\n\nMeasured with {versions}.\n{REFUSED_HEAD}\n{refused}\n{KINDS}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(measure, ", ".join(f"{name} {version(name)}" for name in VERSIONS)), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}: {len(FAMILIES)} families, {len(REFUSED)} refused\n")

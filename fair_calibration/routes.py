@@ -1,0 +1,101 @@
+"""Which modules a text passes in a model with a `Router`, which sends queries and documents different ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from typing import Any, cast
+
+from sentence_transformers.base.modules import Router
+from torch import nn
+
+
+def document_path(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Returns the modules that a document passes, in order; those of a `Router` are its route for documents.
+
+    That is where texts with ``task="document"`` go, or else those without a task.
+
+    Args:
+        modules: The model's.
+
+    Raises:
+        TypeError: A Router has no route for documents.
+    """
+    path: list[nn.Module] = []
+    for module in modules:
+        if not isinstance(module, Router):
+            path.append(module)
+            continue
+        query, document, default = (_route(module, task) for task in ("query", "document", None))
+        route = document if document is not None else default
+        if route is None or (document is None and route == query):
+            raise TypeError(
+                f"the Router has no route for documents among {list(module.sub_modules)}: name one 'document', or map "
+                "it with route_mappings={('document', None): ...}"
+            )
+        path.extend(_modules(module, route))
+    return path
+
+
+def has_one_route(modules: Iterable[nn.Module]) -> bool:
+    """Returns whether texts pass the same modules whatever their task: without a Router they do."""
+    modules = list(modules)
+    routes = _routes(modules, None)
+    return None not in routes and routes == _routes(modules, "query") == _routes(modules, "document")
+
+
+def is_query_route(modules: Iterable[nn.Module], task: str | None, modality: Any) -> bool:
+    """Returns whether inputs of a task and modality go where queries go, and documents do not."""
+    modules = list(modules)
+    routes = _routes(modules, task, modality)
+    return None not in routes and routes == _routes(modules, "query", modality) != _routes(
+        modules, "document", modality
+    )
+
+
+def own_tasks(modules: Iterable[nn.Module]) -> frozenset[str]:
+    """Returns the tasks that a model's Routers know by name."""
+    routers = [module for module in modules if isinstance(module, Router)]
+    mapped = {task for router in routers for task, _ in router.route_mappings if task is not None}
+    return frozenset(mapped.union(*(router.sub_modules for router in routers)))
+
+
+def check_route(modules: Iterable[nn.Module], calibrated: nn.Module, task: str | None, modality: Any) -> None:
+    """Checks that inputs pass the calibrated module.
+
+    Raises:
+        ValueError: They take another route, such as that of another task or of images.
+    """
+    router = next(iter(modules))
+    route = _route(router, task, modality) if isinstance(router, Router) else None
+    if route is not None and calibrated not in _modules(cast(Router, router), route):
+        raise ValueError(
+            f"the Router sends inputs of task {task!r} and modality {modality!r} to its route {route!r}, which is not "
+            "calibrated: encode documents with encode_document or task='document', and other inputs with the plain "
+            "model (uncalibrate returns it)"
+        )
+
+
+def replace_module(modules: MutableMapping[str, nn.Module], old: nn.Module, new: nn.Module) -> None:
+    """Puts ``new`` in the place of ``old``, in every route that it is part of."""
+    for name, module in modules.items():
+        if module is old:
+            modules[name] = new
+        elif isinstance(module, Router):
+            for route in module.sub_modules.values():
+                replace_module(cast(nn.Sequential, route)._modules, old, new)
+
+
+def _routes(modules: Iterable[nn.Module], task: str | None, modality: Any = "text") -> list[str | None]:
+    return [_route(module, task, modality) for module in modules if isinstance(module, Router)]
+
+
+def _route(router: Router, task: str | None, modality: Any = "text") -> str | None:
+    """Returns the name of the route that inputs take, None if there is none."""
+    try:
+        return router._resolve_route(task=task, modality=modality)
+    except ValueError:  # an unknown task, or no default route
+        return None
+
+
+def _modules(router: Router, route: str) -> list[nn.Module]:
+    return list(cast(nn.Sequential, router.sub_modules[route]))
