@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 _lock = threading.Lock()
-_running: list[Any] = []  # the stance to be undone, once for every pass under way
+_running: list[Any] = []  # the stances of the passes under way
 
 
 @contextmanager
@@ -30,11 +30,11 @@ def run_uncompiled() -> Iterator[None]:
                 "a SentenceTransformer that is compiled as a whole cannot be calibrated; compile its transformer "
                 "alone: model[0].model = torch.compile(model[0].model)"
             ) from error
-        _running.append(_running[0] if _running else stance)
+        _running.append(stance)
     try:
         yield
     finally:
         with _lock:
-            first = _running.pop()
+            stance = _running.pop()  # whichever pass ends last, the first one's is left for it
             if not _running:
-                first.__exit__(None, None, None)  # back to what it was
+                stance.__exit__(None, None, None)

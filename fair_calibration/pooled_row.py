@@ -47,13 +47,13 @@ def calibrate_pooled_row(
     visible = in_sequence if visible is None else visible & in_sequence  # (B, 1 or H, K)
 
     # The logits are handed over, not kept: they are as large as the weights.
-    weights = _weights(_row_logits(query_row, key, row_bias, visible, scale), visible, baskets, config, strength)
+    weights = blended_weights(_row_logits(query_row, key, row_bias, visible, scale), visible, baskets, config, strength)
     row = _weighted_values(weights, value)  # (B, H, D_v)
     plain = output[sequences, baskets.pooled]
     output[sequences, baskets.pooled] = torch.where(baskets.calibrated[:, None, None], row.to(output.dtype), plain)
 
 
-def _weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConfig, strength: float) -> Tensor:
+def blended_weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConfig, strength: float) -> Tensor:
     """Turns the logits of one row per sequence, float32 (B, H, K), into its blended attention weights."""
     n_sequences, n_heads, _ = logits.shape
     n_baskets, size = baskets.n_baskets, baskets.basket_size

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fair_calibration.baskets import Baskets
 from fair_calibration.config import FairConfig
-from fair_calibration.pooled_row import _weights as blended_weights
+from fair_calibration.pooled_row import blended_weights
 from fair_calibration.shares import MASKED, blended_shares
 
 _CPU_BYTES = 2**21  # of float32 logits held at once: few enough to stay in cache
