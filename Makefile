@@ -10,7 +10,7 @@ demo: .venv/installed  ## BM25, plain and calibrated dense retrieval compared by
 	$(BIN)/python examples/quickstart.py $(ARGS)
 
 test: .venv/installed  ## the test-suite
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 check: lint docs test  ## what CI runs
 

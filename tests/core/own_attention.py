@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from pathlib import Path
+from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -186,14 +187,22 @@ AutoConfig.register("own_attention", OwnConfig)
 AutoModel.register(OwnConfig, OwnModel)
 
 
+@cache
+def _load_transformer() -> Transformer:
+    with TemporaryDirectory() as folder:
+        OwnModel(OwnConfig()).save_pretrained(folder)
+        make_tokenizer(bos=True, padding_side="right").save_pretrained(folder)
+        return Transformer(folder)
+
+
 def load_own_model(
     attention: str, pooling: str = "mean", *, side: str = "right", **settings: Any
 ) -> SentenceTransformer:
     """Returns a SentenceTransformer whose attention is computed in one of the ways of `OwnAttention`."""
-    with TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+    transformer = copy.deepcopy(_load_transformer())  # faster than loading
+    transformer.tokenizer.padding_side = side
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        OwnModel(OwnConfig(attention=attention, **settings)).save_pretrained(folder)
-        make_tokenizer(bos=True, padding_side=side).save_pretrained(folder)
-        transformer = Transformer(str(Path(folder)))
+        transformer.model = OwnModel(OwnConfig(attention=attention, **settings))
     pooled = Pooling(N_HEADS * DIM, pooling_mode=pooling)
     return SentenceTransformer(modules=[transformer, pooled], device="cpu")  # type: ignore[arg-type]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tests.core.patched_attention import Visible, bidirectional, causal, patched
 from tests.core.tiny_models import GPT_NEO_WINDOW, documents
 
 CONFIG = FairConfig(basket_size=8, strength=0.8)
-LENGTHS = [50, 7, 30, 90, 50, 3]
+LENGTHS = [40, 7, 26, 3]
 TEXTS = documents(LENGTHS)
 # Embeddings of size 2 to 3 behind four float32 layers with sharp attention: measured 5e-6 at most.
 TOLERANCE = 2e-5
@@ -51,6 +52,23 @@ SOME = [("mpnet", "mean"), ("deberta_v2", "cls"), ("bloom", "lasttoken"), ("falc
 SDPA = {"falcon", "falcon_alibi"}
 
 
+class Pair(NamedTuple):
+    """A model and what `calibrate` made of it with `CONFIG`. Shared by tests: leave them as they are."""
+
+    plain: SentenceTransformer
+    fair: FairSentenceTransformer
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_model: TinyModel) -> Callable[[str, str], Pair]:
+    @cache
+    def load(family: str, pooling: str) -> Pair:
+        plain = tiny_model(family, pooling)
+        return Pair(plain, calibrate(plain, CONFIG))
+
+    return load
+
+
 def encode(model: SentenceTransformer, texts: Sequence[str] = TEXTS, **kwargs: Any) -> Tensor:
     embeddings = model.encode(list(texts), convert_to_tensor=True, **kwargs)
     assert isinstance(embeddings, Tensor)
@@ -62,17 +80,20 @@ def largest_change(one: Tensor, other: Tensor) -> float:
     return (one - other).abs().max().item()
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("family", "pooling"), CASES)
-def test_equals_the_reference(family: str, pooling: str, side: str, tiny_model: TinyModel) -> None:
-    plain = tiny_model(family, pooling)
-    plain.tokenizer.padding_side = side
-    fair = calibrate(plain, CONFIG)
-    calibrated = encode(fair)
-    assert fair.counts.too_short in (1, 2)
-    resolved = CONFIG.resolve(pooling.removesuffix("token"))
-    assert_close(calibrated, patched_reference(uncalibrate(fair), TEXTS, resolved, visible=VISIBLE[family]), TOLERANCE)
-    assert largest_change(calibrated, encode(plain)) > 1e-3
+def test_equals_the_reference(family: str, pooling: str, pair: Callable[[str, str], Pair]) -> None:
+    plain, fair = pair(family, pooling)
+    side = plain.tokenizer.padding_side
+    try:
+        for plain.tokenizer.padding_side in ("left", "right"):
+            fair.tokenizer.padding_side = plain.tokenizer.padding_side
+            too_short, calibrated = fair.counts.too_short, encode(fair)
+            assert fair.counts.too_short - too_short in (1, 2)
+            resolved = CONFIG.resolve(pooling.removesuffix("token"))
+            assert_close(calibrated, patched_reference(plain, TEXTS, resolved, visible=VISIBLE[family]), TOLERANCE)
+            assert largest_change(calibrated, encode(plain)) > 1e-3
+    finally:
+        plain.tokenizer.padding_side = fair.tokenizer.padding_side = side
 
 
 @pytest.mark.parametrize(("family", "pooling"), SOME)
@@ -99,10 +120,9 @@ def test_settings_equal_the_reference(
 
 @pytest.mark.parametrize(("family", "pooling"), CASES)
 def test_strength_zero_and_queries_are_the_plain_model_to_the_bit(
-    family: str, pooling: str, tiny_model: TinyModel
+    family: str, pooling: str, pair: Callable[[str, str], Pair]
 ) -> None:
-    plain = tiny_model(family, pooling)
-    fair = calibrate(plain, CONFIG)
+    plain, fair = pair(family, pooling)
     assert torch.equal(encode(fair, strength=0), encode(plain))
     assert np.array_equal(fair.encode_query(TEXTS), plain.encode_query(TEXTS))
     assert largest_change(encode(fair), encode(plain)) > 1e-3
@@ -113,13 +133,13 @@ def test_strength_zero_and_queries_are_the_plain_model_to_the_bit(
     ("family", "pooling"),
     [c for c in CASES if c[0] not in ("xglm", "gpt_neo", "openai_gpt")],  # whose plain positions count padding
 )
-def test_batch_invariance_and_order(family: str, pooling: str, tiny_model: TinyModel) -> None:
-    fair = calibrate(tiny_model(family, pooling), CONFIG)
+def test_batch_invariance_and_order(family: str, pooling: str, pair: Callable[[str, str], Pair]) -> None:
+    fair = pair(family, pooling).fair
     together = encode(fair)
     alone = torch.cat([encode(fair, [text]) for text in TEXTS])
     assert_close(together, alone, TOLERANCE)
-    assert_close(encode(fair, TEXTS[::-1], batch_size=4), alone.flip(0), TOLERANCE)
-    assert min(largest_change(alone[i], alone[j]) for i in range(6) for j in range(i)) > 1e-2  # or order would not show
+    assert_close(encode(fair, TEXTS[::-1], batch_size=3), alone.flip(0), TOLERANCE)
+    assert min(largest_change(alone[i], alone[j]) for i in range(4) for j in range(i)) > 1e-2  # or order would not show
 
 
 @pytest.mark.parametrize(("family", "pooling"), [("mpnet", "mean"), ("mpnet", "cls"), ("falcon", "lasttoken")])
@@ -133,12 +153,11 @@ def test_padding_side_invariance(family: str, pooling: str, tiny_model: TinyMode
 
 
 @pytest.mark.parametrize(("family", "pooling"), SOME)
-def test_a_batch_without_padding(family: str, pooling: str, tiny_model: TinyModel) -> None:
-    texts = documents([40, 40, 40])
-    fair = calibrate(tiny_model(family, pooling), CONFIG)
-    calibrated = encode(fair, texts)
+def test_a_batch_without_padding(family: str, pooling: str, pair: Callable[[str, str], Pair]) -> None:
+    texts = documents([30, 30, 30])
+    plain, fair = pair(family, pooling)
     resolved = CONFIG.resolve(pooling.removesuffix("token"))
-    assert_close(calibrated, patched_reference(uncalibrate(fair), texts, resolved, visible=VISIBLE[family]), TOLERANCE)
+    assert_close(encode(fair, texts), patched_reference(plain, texts, resolved, visible=VISIBLE[family]), TOLERANCE)
 
 
 @pytest.mark.parametrize(("family", "pooling"), SOME)
@@ -210,8 +229,8 @@ def test_threads(tiny_model: TinyModel) -> None:
 
 
 @pytest.mark.parametrize("family", VISIBLE)
-def test_the_summary_names_the_mechanism(family: str, tiny_model: TinyModel) -> None:
-    summary = calibrate(tiny_model(family, "mean"), CONFIG).summary()
+def test_the_summary_names_the_mechanism(family: str, pair: Callable[[str, str], Pair]) -> None:
+    summary = pair(family, "mean").fair.summary()
     function = "scaled_dot_product_attention" if family in SDPA else "softmax"
     assert summary.mechanism == f"interception of {function}"
     assert f"  mechanism  interception of {function}\n" in str(summary)
