@@ -62,6 +62,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_output(reflection)
     reflection.set_defaults(run=_reflection)
 
+    tune = commands.add_parser("tune", help="choose the strength by your documents alone, without labels")
+    _add_model_and_texts(tune)
+    tune.add_argument("--strengths", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0])
+    tune.add_argument("--basket-sizes", type=int, nargs="+", help="to try as well")
+    tune.add_argument("--max-texts", type=int, default=32, help="documents drawn (default: 32)")
+    tune.add_argument("--seed", type=int, default=0)
+    tune.set_defaults(run=_tune)
+
     underflow = commands.add_parser("underflow", help="which attention weights are exactly 0, by layer and head")
     _add_model_and_texts(underflow)
     underflow.add_argument("--lengths", type=int, nargs="+", default=[512], help="in tokens (default: 512)")
@@ -212,6 +220,22 @@ def _reflection(args: argparse.Namespace) -> None:
         )
     if args.plot is not None:
         plot_reflection(results).savefig(args.plot)
+
+
+def _tune(args: argparse.Namespace) -> None:
+    from fair_evaluation.tuning import tune
+
+    result = tune(
+        _load(args),
+        _texts(args),
+        strengths=args.strengths,
+        basket_sizes=args.basket_sizes,
+        max_texts=args.max_texts,
+        seed=args.seed,
+        show_progress_bar=not args.quiet,
+    )
+    print(result)
+    print(f"as JSON: {result.config.to_json()}")
 
 
 def _underflow(args: argparse.Namespace) -> None:

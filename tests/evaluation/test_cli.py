@@ -56,6 +56,17 @@ def test_reflection(model: str, texts: str, tmp_path: Path, capsys: pytest.Captu
     assert "(3 of 4 documents, 0 too short, 1 truncated)" in printed
 
 
+def test_tune(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(documents([130 + i for i in range(9)])))
+    main(["tune", model, str(path), "--strengths", "1", "--basket-sizes", "32", "--max-seq-length", "128", "--quiet"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("Chosen: strength ")
+    chosen = json.loads(printed.rsplit("as JSON: ", 1)[1])
+    assert chosen["strength"] in (0.0, 1.0)
+    assert chosen["basket_size"] in (32, 128)
+
+
 def test_underflow(model: str, texts: str, tmp_path: Path) -> None:
     output = tmp_path / "underflow.csv"
     main(
@@ -110,7 +121,7 @@ def test_bad_texts(content: str, message: str, model: str, tmp_path: Path, capsy
 
 
 def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("truncation", "attention", "reflection", "underflow", "probes", "evaluate"):
+    for command in ("truncation", "attention", "reflection", "tune", "underflow", "probes", "evaluate"):
         with pytest.raises(SystemExit) as stop:
             build_parser().parse_args([command, "--help"])
         assert stop.value.code == 0

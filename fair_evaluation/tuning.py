@@ -1,0 +1,253 @@
+"""Settings chosen without labels: how strongly to calibrate this model for documents of this kind.
+
+Pieces of a document stand in for queries: each should find its document, wherever in it the piece stands. The texts are
+cut into segments, which are rotated through all positions; in every rotation, the pieces of the segments rank the
+texts. What counts is the harmonic mean over the positions of nDCG@10: it falls where a position is lost, and also where
+calibration blurs the vectors. (How flat segment reflection is, see `fair_evaluation.reflection`, knows only the first.)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from tqdm.auto import tqdm
+
+from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration.config import Isolate, validate_positive_int
+from fair_evaluation.documents import batches, count_tokens, document_prompt, max_document_tokens
+from fair_evaluation.measures import Array, harmonic_mean_of_rows, psi_of_rows
+from fair_evaluation.segments import cut_segments, rotated_orders
+from fair_evaluation.token_counts import cut_text, token_counter
+
+_QUERY_TOKENS = 32  # of a piece, about
+_SEGMENT_TOKENS = 16  # at least
+_LEAST_TEXTS = 8
+
+
+class TuningCounts(NamedTuple):
+    """What became of the texts.
+
+    Attributes:
+        texts: Different ones among those given.
+        examined: As many as were drawn until enough of them could be used.
+        too_short: Left out: fewer tokens than the largest basket tried, or than 16 for each position.
+        used: Those that the choice rests on.
+        truncated: Among those used, cut to what the model reads.
+        queries: The pieces that stand in for queries.
+    """
+
+    texts: int
+    examined: int
+    too_short: int
+    used: int
+    truncated: int
+    queries: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tuning:
+    """What `tune` chose, and why; `str` of it is made to be printed.
+
+    Attributes:
+        config: The settings chosen, for `fair_calibration.calibrate`.
+        curve: One row per candidate, the plain model first: ``strength``, ``layers``, ``basket_size``, ``isolate``;
+            ``score``, the harmonic mean over the positions of nDCG@10, and ``mean`` and ``psi`` of the same;
+            ``behind``, how much the score is below the best one, and ``error``, the standard error of that;
+            ``cosine`` with the plain model's vectors; ``chosen``; and nDCG@10 by position, ``at_0`` the first.
+        counts: What became of the texts.
+    """
+
+    config: FairConfig
+    curve: pd.DataFrame
+    counts: TuningCounts
+
+    def __str__(self) -> str:
+        counts, table = self.counts, self.curve.loc[:, "strength":"cosine"]
+        settings = ", ".join(f"{name} {getattr(self.config, name)!r}" for name in table.columns[:4])
+        return (
+            f"Chosen: {settings}. Of the candidates at most one standard error behind the best score, its vectors are "
+            f"the closest to the plain model's.\n{counts.used} of {counts.texts} texts, {counts.queries} pieces of "
+            f"them as queries; {counts.examined} examined, {counts.too_short} too short. {counts.truncated} of those "
+            f"used are cut to what the model reads.\n{table.to_string(index=False, float_format='{:.3f}'.format)}"
+        )
+
+
+def tune(
+    model: SentenceTransformer,
+    texts: Iterable[str],
+    *,
+    strengths: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
+    layers: Sequence[float | int | Literal["all"] | tuple[int, ...]] | None = None,
+    basket_sizes: Sequence[int] | None = None,
+    isolate: Sequence[Isolate] | None = None,
+    n_positions: int = 4,
+    max_texts: int = 32,
+    seed: int = 0,
+    batch_size: int = 32,
+    show_progress_bar: bool = True,
+) -> Tuning:
+    """Chooses a strength, and other settings if asked, by how well texts are found by pieces of them.
+
+    Every combination of the settings is a candidate, and so is the plain model. Of the candidates whose score is at
+    most one standard error below the best one's (after Breiman et al. 1984, who prune trees so), that is chosen whose
+    vectors have the highest mean cosine with the plain model's: the smallest strength, if nothing else varies. So ties,
+    and differences too small for the sample, count for the plain model. The standard error is the jackknife's over the
+    texts, for the difference between two candidates.
+
+    With T texts, every candidate, the plain model included, encodes ``T * n_positions`` documents. The pieces are
+    encoded once, as queries; together they are as long as the T texts.
+
+    Args:
+        model: Plain or calibrated, of any kind that `fair_calibration.calibrate` accepts. It stays as it is.
+        texts: Documents of the kind that will be encoded. They are read into memory: of a large collection, give some
+            thousands. Of a text that the model does not read whole, the part that it reads is taken.
+        strengths: The strengths tried.
+        layers: Values of `FairConfig.layers` to try; None for the one in use: a calibrated model's, or the default. The
+            same goes for the other settings, whether they can be tried or not.
+        basket_sizes: Values of `FairConfig.basket_size`.
+        isolate: Values of `FairConfig.isolate`.
+        n_positions: Segments per text, at least 2.
+        max_texts: How many texts are drawn, at least 8. With fewer than some 20 the choice tends to the plain model.
+        seed: Of the drawing. The same seed, texts and model give the same result.
+        batch_size: Texts encoded at once.
+        show_progress_bar: Whether to show a bar.
+
+    Raises:
+        TypeError: ``texts`` is one string, or holds something else than strings; or an argument is of the wrong type.
+        ValueError: An argument is out of range, the model cannot be calibrated with a candidate, its tokenizer gives no
+            character offsets, fewer than 8 texts can be used, or a vector is zero or not finite.
+    """
+    for name, value, least in (("n_positions", n_positions, 2), ("max_texts", max_texts, _LEAST_TEXTS)):
+        if validate_positive_int(name, value) < least:
+            raise ValueError(f"{name}: expected at least {least}, got {value}")
+    validate_positive_int("batch_size", batch_size)
+    base = model.fair_config if isinstance(model, FairSentenceTransformer) else FairConfig()
+    tried = {"layers": layers, "basket_sizes": basket_sizes, "isolate": isolate, "strengths": strengths}
+    candidates = _candidates(base, {name: values for name, values in tried.items() if values is not None})
+    full = [candidate.updated(strength=1.0) for candidate in candidates]  # one model serves all strengths
+    models = {config: calibrate(model, config) for config in dict.fromkeys(full[1:])}
+    first = next(iter(models.values()))
+    least_tokens = max(n_positions * _SEGMENT_TOKENS, *(config.min_content_tokens for config in models))
+    sample = _draw(first, texts, n_positions, max_texts, least_tokens, seed)
+    queries = _encode(first.encode_query, sample.pieces, batch_size)
+    orders = rotated_orders(n_positions, 1, np.random.default_rng(seed))
+    scores: list[Array] = []
+    vectors: list[Array] = []
+    n_documents = len(candidates) * orders.shape[0] * len(sample.texts)
+    with tqdm(desc="tuning", unit="doc", total=n_documents, disable=not show_progress_bar) as bar:
+        for candidate, key in zip(candidates, full, strict=True):
+            fair = models.get(key, first)
+            score, rotations = np.zeros((len(sample.texts), n_positions)), []
+            for order in orders:
+                documents = [" ".join(segments[i] for i in order) for segments in sample.texts]
+                encoded = _encode(fair.encode_document, documents, batch_size, strength=candidate.strength)
+                score += sample.score(fair.similarity(queries, encoded).numpy(), order)
+                rotations.append(encoded / np.linalg.norm(encoded, axis=1, keepdims=True))
+                bar.update(len(documents))
+            scores.append(score)
+            vectors.append(np.stack(rotations))
+    cosines = np.array([(v * vectors[0]).sum(-1).mean() for v in vectors])
+    curve = _curve(candidates, np.stack(scores), cosines)
+    return Tuning(config=candidates[int(curve["chosen"].argmax())], curve=curve, counts=sample.counts)
+
+
+def _candidates(base: FairConfig, tried: Mapping[str, Any]) -> list[FairConfig]:
+    """Returns the plain model and then all combinations with a strength above 0, each once."""
+    for name, values in tried.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise TypeError(f"{name}: expected a list of values to try, got {values!r}")
+    names = [{"basket_sizes": "basket_size", "strengths": "strength"}.get(name, name) for name in tried]
+    combinations = [base.updated(**dict(zip(names, values, strict=True))) for values in product(*tried.values())]
+    calibrated = [config for config in dict.fromkeys(combinations) if config.strength > 0]
+    if not calibrated:
+        raise ValueError(f"strengths: expected one above 0, and a value of all else that is to be tried, got {tried}")
+    return [base.updated(strength=0.0), *calibrated]
+
+
+class _Sample(NamedTuple):
+    """T texts, each as its segments, and the Q pieces, with the text and the segment that each is from."""
+
+    texts: list[list[str]]
+    pieces: list[str]
+    text_of: NDArray[np.int64]
+    segment_of: NDArray[np.int64]
+    counts: TuningCounts
+
+    def score(self, similarities: Array, order: NDArray[np.int64]) -> Array:
+        """Returns what one rotation adds to the mean nDCG@10 by text and position, (T, P), from (Q, T) and (P,)."""
+        own = np.take_along_axis(similarities, self.text_of[:, None], axis=1)
+        ranks = 1 + (similarities > own).sum(1)
+        gains = np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0.0)  # nDCG@10 where one document is relevant
+        shape = len(self.texts), len(order)
+        sums = np.zeros(shape)
+        np.add.at(sums, (self.text_of, np.argsort(order)[self.segment_of]), gains)
+        return sums / np.bincount(self.text_of)[:, None]
+
+
+def _draw(
+    model: FairSentenceTransformer, texts: Iterable[str], n_positions: int, max_texts: int, least_tokens: int, seed: int
+) -> _Sample:
+    """Draws texts that can be used, and cuts them into segments and these into pieces."""
+    pool = list(dict.fromkeys(text for batch in batches(texts, 1024) for text in batch))
+    random.Random(seed).shuffle(pool)
+    count, limit = token_counter(model), max_document_tokens(model)
+    if limit is not None:  # less prompt, special tokens, and what may be added where segments are joined
+        limit = max(0, limit - count_tokens(model, [""], prompt=document_prompt(model))[0] - n_positions)
+    used: list[list[str]] = []
+    pieces: list[tuple[int, int, str]] = []
+    examined = truncated = 0
+    while examined < len(pool) and len(used) < max_texts:
+        text = pool[examined]
+        examined += 1
+        read = text if limit is None else cut_text(text, limit, count)
+        if (n_tokens := count(read)) < least_tokens:
+            continue
+        segments = cut_segments(model, read, n_positions) or []
+        cuts = [cut_segments(model, s, max(1, round(n_tokens / n_positions / _QUERY_TOKENS))) or [s] for s in segments]
+        pieces += [(len(used), i, piece) for i, cut in enumerate(cuts) for piece in cut if piece]
+        used.append(segments)
+        truncated += read != text
+    counts = TuningCounts(len(pool), examined, examined - len(used), len(used), truncated, len(pieces))
+    if counts.used < _LEAST_TEXTS:
+        raise ValueError(
+            f"texts: at least {_LEAST_TEXTS} of at least {least_tokens} tokens are needed, of which the model reads "
+            f"{'all' if limit is None else limit}, got {counts}; give more or longer texts, or smaller basket_sizes"
+        )
+    text_of, segment_of = (np.array(column) for column in list(zip(*pieces, strict=True))[:2])
+    return _Sample(used, [piece for _, _, piece in pieces], text_of, segment_of, counts)
+
+
+def _encode(encode: Callable[..., Any], texts: list[str], batch_size: int, **settings: Any) -> Array:
+    vectors = np.asarray(encode(texts, batch_size=batch_size, show_progress_bar=False, **settings), dtype=np.float64)
+    norms = np.linalg.norm(vectors, axis=1)
+    if broken := [text for text, norm in zip(texts, norms, strict=True) if not 0 < norm < np.inf]:
+        raise ValueError(
+            f"model: {len(broken)} of {len(texts)} vectors are zero or not finite, the first of {broken[0][:60]!r}"
+        )
+    return vectors
+
+
+def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array) -> pd.DataFrame:
+    """Makes the curve and chooses, by nDCG@10 by candidate, text and position, (C, T, P), and mean cosines, (C,)."""
+    n_texts = scores.shape[1]
+    means = scores.mean(1)
+    values = harmonic_mean_of_rows(means)
+    best = int(values.argmax())
+    without_one = harmonic_mean_of_rows((scores.sum(1, keepdims=True) - scores) / (n_texts - 1))  # (C, T)
+    errors = np.sqrt((n_texts - 1) * (without_one[best] - without_one).var(1))  # jackknife
+    behind = values[best] - values
+    chosen = np.where(behind <= errors, cosines, -np.inf).argmax()
+    curve = pd.DataFrame(
+        {n: [getattr(c, n) for c in candidates] for n in ("strength", "layers", "basket_size", "isolate")}
+    )
+    curve = curve.assign(score=values, mean=means.mean(1), psi=psi_of_rows(means), behind=behind, error=errors)
+    curve = curve.assign(cosine=cosines, chosen=np.arange(len(candidates)) == chosen)
+    return curve.join(pd.DataFrame(means).add_prefix("at_"))
