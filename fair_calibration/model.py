@@ -97,6 +97,12 @@ class FairSentenceTransformer(SentenceTransformer):
         is_named = prompt_name is not None and prompt_name.lower().endswith("query")
         if is_named and kwargs.get("task") is None and has_one_route(self):
             kwargs["task"] = "query"
+        output_value = kwargs.get("output_value", args[3] if len(args) > 3 else None)
+        if output_value == "token_embeddings" and self.fair_config.chunk_size and kwargs.get("task") != "query":
+            raise ValueError(
+                "output_value: documents in chunks (chunk_size) have no token embeddings, only a joined vector; "
+                "calibrate with chunk_size=None, or use the plain model"
+            )
         return super().encode(inputs, prompt_name, *args, **kwargs)
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

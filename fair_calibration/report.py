@@ -16,7 +16,7 @@ class DocumentCounts(NamedTuple):
     """How many documents were encoded so far, by what became of them.
 
     Attributes:
-        calibrated: Encoded with calibrated attention.
+        calibrated: Encoded with calibrated attention, or in chunks with ``FairConfig.chunk_size``.
         too_short: Left as they are: fewer content tokens than ``FairConfig.min_content_tokens``.
         plain: Encoded at strength 0.
         truncated: Of all of these, cut off at max_seq_length. What is cut off cannot be found.
@@ -106,7 +106,12 @@ class Summary:
     max_seq_length: int | None
 
     def __str__(self) -> str:
-        config, counts = self.config, self.counts
+        return "\n".join(
+            [*(self._attention() if self.config.chunk_size is None else self._chunks()), self._documents()]
+        )
+
+    def _attention(self) -> list[str]:
+        config = self.config
         rows = {
             "cls": "the first token's row (cls pooling)",
             "last": "the last token's row (last-token pooling)",
@@ -118,19 +123,32 @@ class Summary:
         share = {"preserve": "its own mass", "equal": "a basket's share"}.get(
             str(config.isolated_share), str(config.isolated_share)
         )
-        return "\n".join(
-            [
-                f"{self.model}: strength {config.strength}, baskets of {config.basket_size} tokens",
-                f"  layers     {_spans(self.layers)} of {self.n_layers} ({', '.join(sorted(set(self.modules)))})",
-                f"  rows       {rows}",
-                f"  isolated   {isolated}"
-                + ("" if config.isolate == "none" else f", keeping {share}")
-                + ("; baskets weigh by size" if config.last_basket == "proportional" else ""),
-                f"  mechanism  {self.mechanism}",
-                f"  documents  {counts.documents}: {counts.calibrated} calibrated, {counts.too_short} too short "
-                f"(under {config.min_content_tokens} content tokens), {counts.plain} plain; "
-                f"{counts.truncated} truncated at {self.max_seq_length} tokens",
-            ]
+        return [
+            f"{self.model}: strength {config.strength}, baskets of {config.basket_size} tokens",
+            f"  layers     {_spans(self.layers)} of {self.n_layers} ({', '.join(sorted(set(self.modules)))})",
+            f"  rows       {rows}",
+            f"  isolated   {isolated}"
+            + ("" if config.isolate == "none" else f", keeping {share}")
+            + ("; baskets weigh by size" if config.last_basket == "proportional" else ""),
+            f"  mechanism  {self.mechanism}",
+        ]
+
+    def _chunks(self) -> list[str]:
+        config = self.config
+        parts = f"parts of {config.unit_size} tokens" if config.pooling == "mean" else "the chunks' pooled vectors"
+        return [
+            f"{self.model}: strength {config.strength}, even chunks of at most {config.chunk_size} tokens",
+            f"  joined     {parts}, equally similar with ridge {config.ridge}",
+            "  mechanism  chunks encoded one by one by the plain model; no attention is calibrated",
+        ]
+
+    def _documents(self) -> str:
+        counts, limit = self.counts, f"at {self.max_seq_length} tokens"
+        what = "calibrated" if self.config.chunk_size is None else "in chunks"
+        return (
+            f"  documents  {counts.documents}: {counts.calibrated} {what}, {counts.too_short} too short "
+            f"(under {self.config.min_content_tokens} content tokens), {counts.plain} plain; "
+            f"{counts.truncated} truncated {limit}"
         )
 
 

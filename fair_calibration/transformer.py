@@ -22,6 +22,8 @@ from fair_calibration.attention import (
 )
 from fair_calibration.baskets import build_baskets
 from fair_calibration.calls import AttentionHandler
+from fair_calibration.chunk_encoder import ChunkEncoder
+from fair_calibration.chunks import Frame, frame_of
 from fair_calibration.config import FairConfig, validate_strength
 from fair_calibration.discovery import Discovery, Probe, discover, model_name, set_implementation
 from fair_calibration.report import DocumentCounter, DocumentCounts, Summary
@@ -34,6 +36,7 @@ _OWN_STATE = {
     "counter",
     "_base_implementation",
     "_discovery",
+    "_frames",
     "_own_kwargs",
     "_own_tasks",
     "_poolings",
@@ -103,6 +106,7 @@ class FairTransformer(Transformer):
         self._own_tasks: frozenset[str] = frozenset()
         # Read at every call, as they may be changed; in a list, as they are no submodules of this one.
         self._poolings: list[Pooling] = []
+        self._frames: dict[str | None, Frame] = {}
 
     def _check_implementation(self) -> BaseImplementation:
         if self.backend != "torch":
@@ -162,12 +166,30 @@ class FairTransformer(Transformer):
         self, inputs: Any, prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Tokenizes as `Transformer.preprocess` does; for documents it also counts the truncated ones."""
-        kwargs.pop("strength", None)
+        strength = kwargs.pop("strength", None)
+        strength = self.fair_config.strength if strength is None else strength
+        task = kwargs.get("task")
+        is_query = task is not None and _is_query(task, own_tasks=self._takes_own_tasks(task))
+        if self.fair_config.chunk_size is not None and not is_query and strength > 0:
+            return self._preprocess_whole(inputs, prompt, **kwargs)
         with _tokenizing:
             features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
             if features and kwargs.get("task") != "query":
                 features["n_truncated"] = self._count_truncated(features)
         return features
+
+    def _preprocess_whole(self, inputs: Any, prompt: str | None, **kwargs: Any) -> dict[str, Any]:
+        """Tokenizes documents without truncating them, and notes how many tokens stand around every text."""
+        # verbose: transformers would warn of documents longer than the model's inputs.
+        own = kwargs.pop("processing_kwargs", None) or {}
+        kwargs["processing_kwargs"] = {**own, "text": {**own.get("text", {}), "truncation": False, "verbose": False}}
+        with _tokenizing:
+            features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
+            if features and prompt not in self._frames:
+                # What an empty text and another have in common at both ends.
+                pair = [super(FairTransformer, self).preprocess([t], prompt=prompt, **kwargs) for t in ("", "a")]
+                self._frames[prompt] = frame_of(*(p["input_ids"][0][p["attention_mask"][0] > 0].tolist() for p in pair))
+        return {**features, "frame": self._frames[prompt]} if features else features
 
     def _count_truncated(self, features: dict[str, Any]) -> int:
         encodings = getattr(features, "encodings", None)
@@ -201,10 +223,20 @@ class FairTransformer(Transformer):
         strength = self.fair_config.strength if strength is None else validate_strength(strength)
         if task is not None and "task" in self._own_kwargs:
             kwargs["task"] = task
-        if _is_query(task, own_tasks="task" in self._own_kwargs or task in self._own_tasks):
+        frame: Frame | None = features.pop("frame", None)
+        if is_query := _is_query(task, own_tasks=self._takes_own_tasks(task)):
+            strength = 0.0
+        if frame is not None:
+            return self._forward_whole(features, frame, strength, count=not is_query, **kwargs)
+        if is_query:
             with handle_attention(None):
                 return super().forward(features, **kwargs)
         config, discovery = self._require_ready()
+        if config.chunk_size is not None and strength > 0:
+            raise ValueError(
+                "features: they were made for a query, or at strength 0, so they may be truncated and cannot be cut "
+                "into chunks; give preprocess the task and the strength that forward gets"
+            )
         if "attention_mask" not in features:
             raise ValueError(
                 f"features: calibration needs padded text with an attention_mask, got {sorted(features)}; encode other "
@@ -238,6 +270,38 @@ class FairTransformer(Transformer):
         self.counter.add(counts, max_seq_length=self.max_seq_length)
         return result
 
+    def _takes_own_tasks(self, task: str | None) -> bool:
+        return "task" in self._own_kwargs or task in self._own_tasks
+
+    def _forward_whole(
+        self, features: dict[str, Any], frame: Frame, strength: float, *, count: bool, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Encodes whole documents, the long ones in even chunks: one vector each, as of a document of one token."""
+        config, discovery = self._require_ready()
+        own = {
+            name: value for name, value in features.items() if not torch.is_tensor(value) and name != "prompt_length"
+        }
+
+        def run(rows: dict[str, Any]) -> torch.Tensor:
+            with discovery.handle(None, rows["attention_mask"]):
+                states: torch.Tensor = Transformer.forward(self, {**own, **rows}, **kwargs)[self.module_output_name]
+            return states
+
+        encoder = ChunkEncoder(
+            features,
+            frame,
+            config,
+            run=run,
+            poolings=self._poolings,
+            max_seq_length=self.max_seq_length,
+            tokenizer=self.tokenizer,
+        )
+        vectors = encoder.encode(strength)
+        if count:
+            self.counter.add(encoder.counts(strength), max_seq_length=self.max_seq_length)
+        mask = torch.ones(len(vectors), 1, dtype=features["attention_mask"].dtype, device=vectors.device)
+        return {**own, self.module_output_name: vectors[:, None], "attention_mask": mask}
+
     def run_handled(self, features: dict[str, Any], handler: AttentionHandler) -> dict[str, Any]:
         """Runs the transformer over documents with its attention calls sent to ``handler``; counts nothing.
 
@@ -248,7 +312,9 @@ class FairTransformer(Transformer):
         Returns:
             The features with the transformer's output.
         """
-        _, discovery = self._require_ready()
+        config, discovery = self._require_ready()
+        if config.chunk_size is not None:
+            raise ValueError("chunk_size: no attention is calibrated with it, and none to be observed; set it to None")
         own = {"task": "document"} if "task" in self._own_kwargs else {}
         with discovery.handle(handler, features["attention_mask"]):
             return super().forward(features, **own)

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from mteb_fair.position_task import TaskDataError
 from mteb_fair.registry import get_tasks, register, register_model
 from mteb_fair.sources import DATA_VARIABLE
 
-_SETTINGS = ("strength", "basket_size", "layers", "pooling", "isolate", "isolated_share", "last_basket", "min_content")
+_SETTINGS = tuple(field.name for field in fields(FairConfig))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,6 +85,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--isolated-share", help="preserve, equal or a number in [0, 1).")
     group.add_argument("--last-basket", help="equal or proportional.")
     group.add_argument("--min-content", type=int, help="Content tokens from which on documents are calibrated.")
+    group.add_argument("--chunk-size", type=int, help="Encode documents in even chunks instead, of that many tokens.")
+    group.add_argument("--unit-size", type=int, help="With --chunk-size and mean pooling: tokens per part joined.")
+    group.add_argument("--ridge", type=float, help="With --chunk-size: how much to prefer the parts' mean.")
     group.add_argument(
         "--no-calibrate-untyped",
         action="store_true",

@@ -19,7 +19,8 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import DocumentCounts, FairConfig, Summary, calibrate
 from fair_calibration.config import validate_positive_int
-from mteb_fair.identity import OVERRIDES, PROMPTS_DIGEST, Variant, changeable_settings
+from fair_calibration.fingerprint import changeable_settings
+from mteb_fair.identity import OVERRIDES, PROMPTS_DIGEST, Variant
 from mteb_fair.loading import commit_of, default_prompts, describe_base, load_base, pinned, revision_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class FairEncoder:
         isolated_share: str | float | None = None,
         last_basket: str | None = None,
         min_content: int | None = None,
+        chunk_size: int | None = None,
+        unit_size: int | None = None,
+        ridge: float | None = None,
         calibrate_untyped: bool = True,
         max_seq_length: int | None = None,
         embed_dim: int | None = None,
@@ -71,8 +75,8 @@ class FairEncoder:
         Args:
             model: A Hugging Face name, a local folder, or a loaded SentenceTransformer, which stays as it is.
             revision: The commit of a Hugging Face model; None is the one that MTEB's registry has, or else the newest.
-            config: All settings at once, instead of those down to ``min_content``.
-            strength: As the settings down to ``min_content`` see `FairConfig`. None is what the model was calibrated
+            config: All settings at once, instead of those down to ``ridge``.
+            strength: As the settings down to ``ridge`` see `FairConfig`. None is what the model was calibrated
                 or saved with, if it was, and else the default.
             basket_size: See `FairConfig`.
             layers: See `FairConfig`.
@@ -81,6 +85,9 @@ class FairEncoder:
             isolated_share: See `FairConfig`.
             last_basket: See `FairConfig`.
             min_content: See `FairConfig`.
+            chunk_size: See `FairConfig`.
+            unit_size: See `FairConfig`.
+            ridge: See `FairConfig`.
             calibrate_untyped: Whether texts that are neither queries nor documents are calibrated.
             max_seq_length: Where texts are truncated, in tokens; None is the model's.
             embed_dim: How many dimensions are kept; None is all.
@@ -103,6 +110,9 @@ class FairEncoder:
             "isolated_share": isolated_share,
             "last_basket": last_basket,
             "min_content": min_content,
+            "chunk_size": chunk_size,
+            "unit_size": unit_size,
+            "ridge": ridge,
         }
         if config is not None and (given := [name for name, value in settings.items() if value is not None]):
             raise ValueError(f"config: expected a config or single settings, got both a config and {sorted(given)}")

@@ -6,18 +6,14 @@ the settings stand in the name and in the experiment settings, and the weights i
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Module
-
-from fair_calibration import FairConfig, FairSentenceTransformer
+from fair_calibration import FairConfig
 from fair_calibration.config import validate_positive_int
+from fair_calibration.fingerprint import digest_text
 
 PREFIX = "mteb_fair/"
 PROMPTS_DIGEST = "prompts_digest"
@@ -55,7 +51,7 @@ class Variant:
     def _overrides(self) -> dict[str, Any]:
         overrides: dict[str, Any] = {"max_seq_length": self.max_seq_length, "embed_dim": self.embed_dim}
         if self.model_prompts is not None:
-            overrides[PROMPTS_DIGEST] = _digest(json.dumps(dict(self.model_prompts), sort_keys=True))
+            overrides[PROMPTS_DIGEST] = digest_text(json.dumps(dict(self.model_prompts), sort_keys=True))
         return {name: value for name, value in overrides.items() if value is not None}
 
     @property
@@ -71,13 +67,15 @@ class Variant:
         listed = ",".join(f"{name}={_short(value)}" for name, value in settings.items())
         name = f"{PREFIX}{self.base_name.replace('/', '__')}@"
         if len(name + listed) > _MAX_LENGTH:
-            listed = f"strength={self.config.strength},settings={_digest(listed)}"
+            listed = f"strength={self.config.strength},settings={digest_text(listed)}"
         return name + listed
 
     @property
     def experiment_kwargs(self) -> dict[str, Any]:
         """All settings, defaults included, so that results stay apart even if a default changes some day."""
         settings = {**self.config.to_dict(), "calibrate_untyped": self.calibrate_untyped, **self._overrides()}
+        if self.config.chunk_size is None:  # the two say nothing then, and MTEB makes a folder's name of it all
+            del settings["unit_size"], settings["ridge"]
         return {name: value for name, value in settings.items() if value is not None}
 
     @property
@@ -91,94 +89,6 @@ class Variant:
             "model_prompts": None if self.model_prompts is None else dict(self.model_prompts),
         }
         return {name: value for name, value in settings.items() if value is not None}
-
-
-def changeable_settings(model: FairSentenceTransformer) -> dict[str, Any]:
-    """Returns what of a model can be changed by setting an attribute, and changes its vectors."""
-    return {
-        "max_seq_length": model.max_seq_length,
-        "truncate_dim": model.truncate_dim,
-        "prompts": dict(model.prompts),
-        "default_prompt_name": model.default_prompt_name,
-        "similarity_fn_name": model.similarity_fn_name,
-        "fair_config": model.fair_config,
-        "modules": [_module_config(module) for module in model.children()],
-        "sides": _sides(model.tokenizer),
-        "adapters": _active_adapters(model),
-        # Changed in place, as by training; moving a model to another device changes neither.
-        "weights": {
-            name: (tensor.dtype, _version(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()
-        },
-    }
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _active_adapters(model: SentenceTransformer) -> list[str]:
-    """Returns the adapters (PEFT's) in use, layer by layer."""
-    return [str(module.active_adapters) for module in model.modules() if hasattr(module, "lora_A")]
-
-
-def _sides(tokenizer: Any) -> list[Any]:
-    return [getattr(tokenizer, side, None) for side in ("truncation_side", "padding_side")]
-
-
-def fingerprint_model(model: SentenceTransformer) -> str:
-    """Returns a hash of what a plain model computes with: weights, configurations, tokenizer, prompts, dimensions.
-
-    Models that are loaded from copies of one folder get the same one; the calibration is not part of it.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    facts: dict[str, Any] = {
-        "modules": [  # also those in the routes of a Router
-            (name, type(module).__name__.removeprefix("Fair"), _module_config(module))
-            for name, module in model.named_modules()
-            if isinstance(module, Module)
-        ],
-        "tokenizer": _tokenizer_state(model.tokenizer),
-        "sides": _sides(model.tokenizer),
-        "adapters": _active_adapters(model),
-        "prompts": dict(model.prompts),
-        "default_prompt_name": model.default_prompt_name,
-        "similarity": model.similarity_fn_name,
-        "truncate_dim": model.truncate_dim,
-        "max_seq_length": model.max_seq_length,
-    }
-    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    return digest.hexdigest()
-
-
-def _module_config(module: Any) -> dict[str, Any]:
-    get = getattr(module, "get_config_dict", None)
-    config = dict(get()) if callable(get) else {}
-    config.pop("fair_config", None)
-    if "route_mappings" in config:  # its keys are tuples
-        config["route_mappings"] = sorted(map(str, config["route_mappings"].items()))
-    network = getattr(getattr(module, "model", None), "config", None)
-    if network is not None:
-        config["network"] = {
-            k: v for k, v in network.to_dict().items() if not k.startswith("_") and k != "transformers_version"
-        }
-    return config
-
-
-def _tokenizer_state(tokenizer: Any) -> Any:
-    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
-        # Truncation and padding are set anew for every batch.
-        state = {k: v for k, v in json.loads(fast.to_str()).items() if k not in ("truncation", "padding")}
-        return _digest(json.dumps(state, sort_keys=True))
-    if hasattr(tokenizer, "get_vocab"):
-        return _digest(json.dumps(tokenizer.get_vocab(), sort_keys=True))
-    return type(tokenizer).__name__
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _short(value: Any) -> str:

@@ -14,7 +14,7 @@ from mteb.models.model_meta import ScoringFunction
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairSentenceTransformer, calibrate
-from mteb_fair.identity import fingerprint_model
+from fair_calibration.fingerprint import fingerprint_model
 from mteb_fair.names import nearest
 
 

@@ -48,6 +48,9 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         isolated_share: str | float | None = None,
         last_basket: str | None = None,
         min_content: int | None = None,
+        chunk_size: int | None = None,
+        unit_size: int | None = None,
+        ridge: float | None = None,
         max_seq_length: int | None = None,
         normalize: bool | None = None,
         batch_size: int = 32,
@@ -59,7 +62,7 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
 
         Args:
             model: A Hugging Face name, a local folder, or a loaded SentenceTransformer, which stays as it is.
-            strength: As all settings down to ``min_content`` see `FairConfig`. None is what the model was calibrated or
+            strength: As all settings down to ``ridge`` see `FairConfig`. None is what the model was calibrated or
                 saved with, if it was, and else the default.
             basket_size: See `FairConfig`.
             layers: See `FairConfig`.
@@ -68,6 +71,9 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
             isolated_share: See `FairConfig`.
             last_basket: See `FairConfig`.
             min_content: See `FairConfig`.
+            chunk_size: See `FairConfig`.
+            unit_size: See `FairConfig`.
+            ridge: See `FairConfig`.
             max_seq_length: Where texts are truncated, in tokens; None is the model's.
             normalize: Whether vectors get unit length, so that the dot product is the cosine; None does so where the
                 model's similarity is the cosine.
@@ -96,6 +102,9 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
             isolated_share=isolated_share,
             last_basket=last_basket,
             min_content=min_content,
+            chunk_size=chunk_size,
+            unit_size=unit_size,
+            ridge=ridge,
         )
         self.strength = config.strength
         self.basket_size = config.basket_size
@@ -105,6 +114,9 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         self.isolated_share = config.isolated_share
         self.last_basket = config.last_basket
         self.min_content = config.min_content
+        self.chunk_size = config.chunk_size
+        self.unit_size = config.unit_size
+        self.ridge = config.ridge
         self.max_seq_length = max_seq_length
         self.normalize = normalize
         self._checked_batch_size(None)
@@ -116,7 +128,7 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
     ) -> FairBiEncoder:
         """Builds an encoder from a `FairConfig`, such as one of `PRESETS`; ``kwargs`` are the other arguments."""
         encoder = cls(model, **{name: getattr(config, name) for name in _CONFIG_FIELDS}, **kwargs)
-        encoder.min_content = config.min_content  # None is a setting of its own here
+        encoder.min_content, encoder.chunk_size = config.min_content, config.chunk_size  # None is a setting here
         encoder.calibrated_model()
         return encoder
 

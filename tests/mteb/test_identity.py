@@ -12,8 +12,9 @@ from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from fair_calibration import FairConfig, calibrate
+from fair_calibration.fingerprint import fingerprint_model
 from mteb_fair import FairEncoder
-from mteb_fair.identity import Variant, fingerprint_model
+from mteb_fair.identity import Variant
 
 
 def variant(**settings: object) -> Variant:
@@ -47,6 +48,9 @@ class TestVariant:
             variant(config=FairConfig(isolated_share="equal")),
             variant(config=FairConfig(last_basket="proportional")),
             variant(config=FairConfig(min_content=64)),
+            variant(config=FairConfig(chunk_size=64)),
+            variant(config=FairConfig(chunk_size=64, unit_size=16)),
+            variant(config=FairConfig(chunk_size=64, ridge=0.1)),
             variant(calibrate_untyped=False),
             variant(max_seq_length=512),
             variant(embed_dim=64),
