@@ -296,3 +296,9 @@ def test_minilm(minilm: SentenceTransformer) -> None:
     # Plainly, the last layer reads more of the beginning than of the end.
     last = profile[(profile["layer"] == 5) & (profile["segment"] == "basket")]
     assert last["share_plain"].iloc[0] > 2 * last["share_plain"].iloc[-1]
+
+
+def test_documents_in_chunks_have_no_calibrated_attention(tiny_model: TinyModel) -> None:
+    config = FairConfig(strength=1.0, chunk_size=16)
+    with pytest.raises(ValueError, match="chunk_size: no attention is calibrated with it"):
+        attention_profile(tiny_model(), documents([60]), config=config)
