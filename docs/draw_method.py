@@ -1,6 +1,6 @@
 """Draws docs/calibration.png: one attention row of a real model, before and after calibration.
 
-    python docs/draw_method.py
+python docs/draw_method.py
 """
 
 from __future__ import annotations

@@ -21,6 +21,9 @@ from fair_calibration.config import FairConfig
 from fair_calibration.even_similarity import even_direction
 from fair_calibration.report import DocumentCounts
 
+_OF_TOKENS = {"input_ids", "token_type_ids"}
+_NO_TOKENS = {"attention_mask", "prompt_length"}
+
 
 class ChunkEncoder:
     """One batch of documents, of which the long ones are encoded in even chunks."""
@@ -39,7 +42,7 @@ class ChunkEncoder:
         """Checks that the chunks fit the model.
 
         Args:
-            features: Of whole documents: ``input_ids``, ``attention_mask`` and whatever else is (B, K).
+            features: Of whole documents: ``input_ids``, ``attention_mask`` and ``token_type_ids``, (B, K).
             frame: What stands around every text.
             config: Resolved; with a ``chunk_size``.
             run: Takes features of inputs and returns token embeddings, (R, K, D).
@@ -48,7 +51,8 @@ class ChunkEncoder:
             tokenizer: The model's.
 
         Raises:
-            ValueError: The chunks do not fit into the model's inputs, or the model pools in more than one way.
+            ValueError: The chunks do not fit into the model's inputs, the model pools in more than one way, or it takes
+                features that are not known here.
         """
         size = config.chunk_size or 0
         limit = max(size, 512) + sum(frame) if max_seq_length is None else max_seq_length
@@ -63,11 +67,12 @@ class ChunkEncoder:
                 f"{[pooling.pooling_mode for pooling in poolings]}"
             )
         self._mask = features["attention_mask"]
-        self._tensors = {
-            name: value
-            for name, value in features.items()
-            if torch.is_tensor(value) and value.shape == self._mask.shape and name != "attention_mask"
-        }
+        tensors = {name: value for name, value in features.items() if torch.is_tensor(value) and name not in _NO_TOKENS}
+        if unknown := sorted(tensors.keys() - _OF_TOKENS):
+            raise ValueError(
+                f"features: {unknown} cannot be cut into chunks, only {sorted(_OF_TOKENS)} can; use chunk_size=None"
+            )
+        self._tensors = tensors
         self._prompt = {name: features[name] for name in ("prompt_length",) if name in features}
         self._frame, self._config, self._run, self._pooling = frame, config, run, poolings[0]
         self._limit = limit

@@ -268,3 +268,11 @@ def test_features_for_chunks_serve_the_plain_model_and_queries(tiny_model: TinyM
         vectors = fair(fair.preprocess(texts), **kwargs)["sentence_embedding"]
         torch.testing.assert_close(vectors, encode(plain, texts), rtol=0, atol=TOLERANCE)
     assert fair.counts._asdict() == {"calibrated": 0, "too_short": 0, "plain": 2, "truncated": 1}
+
+
+def test_unknown_features_are_an_error(tiny_model: TinyModel) -> None:
+    fair = calibrate(tiny_model("bert", "mean"), CONFIG)
+    features = fair.preprocess([document(50)])
+    positions = torch.arange(features["input_ids"].shape[1])[None]
+    with pytest.raises(ValueError, match=r"features: \['position_ids'\] cannot be cut into chunks"):
+        fair({**features, "position_ids": positions})
