@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import DocumentCounts, FairConfig, FairSentenceTransformer, Summary, calibrate
 from fair_calibration.config import validate_positive_int
+from fair_indexing.encoding import encode_documents
 from pyterrier_fair.texts import check_texts
 from pyterrier_fair.transformers import FairDocEncoder, FairQueryEncoder, FairScorer
 
@@ -77,7 +78,8 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
             max_seq_length: Where texts are truncated, in tokens; None is the model's.
             normalize: Whether vectors get unit length, so that the dot product is the cosine; None does so where the
                 model's similarity is the cosine.
-            batch_size: Texts per forward pass.
+            batch_size: The most texts of a forward pass. Documents are bounded by tokens, too, see `encode_docs`: on a
+                GPU it may be high, so that short ones fill a batch.
             text_field: The column of the documents' text.
             verbose: Whether to show progress bars.
             device: Where to run; None for the model's device, or a GPU if there is one. A loaded model moves along, as
@@ -219,6 +221,8 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
     ) -> npt.NDArray[np.float32]:
         """Encodes documents with the calibrated model: float32 (n, D).
 
+        They are batched by length, at most 16384 tokens to a batch, 4096 on a CPU; what runs out of memory is halved.
+
         Raises:
             ValueError: A text is None or NaN.
             TypeError: A text is no string.
@@ -250,18 +254,24 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
             raise TypeError(f"texts: expected a list of str, got one str, {texts[:40]!r}")
         texts = list(texts)
         check_texts(texts, range(len(texts)), column="texts", id_column="number")
+        size = self._checked_batch_size(batch_size)
+        verbose = self.verbose if verbose is None else verbose
+        if task == "document":
+            return encode_documents(model, texts, show_progress_bar=verbose, **self._document_settings(size))
         if not texts:
             return np.empty((0, model.get_embedding_dimension() or 0), dtype=np.float32)
-        settings: dict[str, Any] = {
-            "batch_size": self._checked_batch_size(batch_size),
-            "show_progress_bar": self.verbose if verbose is None else verbose,
-            "normalize_embeddings": self._unit_length(model),
-        }
-        if task == "query":
-            vectors = model.encode_query(texts, **settings)
-        else:
-            vectors = model.encode_document(texts, strength=self.fair_config.strength, **settings)
+        vectors = model.encode_query(
+            texts, batch_size=size, show_progress_bar=verbose, normalize_embeddings=self._unit_length(model)
+        )
         return np.asarray(vectors, dtype=np.float32)
+
+    def _document_settings(self, batch_size: int | None) -> dict[str, Any]:
+        """The settings of `encode_documents`."""
+        return {
+            "max_documents": self._checked_batch_size(batch_size),
+            "normalize": self._unit_length(self._calibrated),
+            "strength": self.fair_config.strength,
+        }
 
     def _unit_length(self, model: FairSentenceTransformer) -> bool:
         return model.similarity_fn_name == "cosine" if self.normalize is None else bool(self.normalize)

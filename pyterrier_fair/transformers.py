@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -10,7 +11,10 @@ import pandas as pd
 import pyterrier as pt
 from pyterrier_dr import SimFn
 from pyterrier_dr.biencoder import BiDocEncoder, BiQueryEncoder, BiScorer
+from tqdm import tqdm
 
+from fair_indexing.encoding import DocumentEncoder
+from fair_indexing.stream import WINDOW, cut_windows, encode_windows
 from pyterrier_fair.texts import check_texts
 
 if TYPE_CHECKING:
@@ -85,7 +89,12 @@ class FairQueryEncoder(_LiveSettings, BiQueryEncoder):  # type: ignore[misc]
 
 
 class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
-    """Adds ``doc_vec``, from the calibrated model."""
+    """Adds ``doc_vec``, from the calibrated model.
+
+    Streams of records are encoded window by window, 4096 documents sorted by length, the next ones tokenized meanwhile.
+    ``doc_encoder() >> index`` hands the whole collection over as one stream. Behind other transformers PyTerrier hands
+    over 100 documents at a time, or as many as ``index(..., batch_size=4096)`` says.
+    """
 
     def __init__(
         self,
@@ -103,12 +112,53 @@ class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
             v.columns(includes=[self.text_field])
         return inp.assign(doc_vec=cast(Any, _encode_column(inp, self.text_field, "docno", self)))
 
+    def transform_iter(self, inp: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Encodes records, every distinct text of a window once; reads one window ahead."""
+        field = self.text_field
+        encoder = self.bi_encoder_model
+        read: deque[tuple[list[dict[str, Any]], list[int]]] = deque()
+
+        def windows() -> Iterator[tuple[list[object], list[str]]]:
+            for records, texts in cut_windows(((record, cast(str, record.get(field))) for record in inp), WINDOW):
+                with pt.validate.any(pd.DataFrame(records[:1])) as v:
+                    v.document_frame(extra_columns=[field])
+                    v.columns(includes=[field])
+                names = [record.get("docno", number) for number, record in enumerate(records)]
+                check_texts(texts, names, column=field, id_column="docno" if "docno" in records[0] else "row")
+                first = dict(zip(reversed(texts), reversed(names), strict=True))  # the first document of each text
+                place = {text: i for i, text in enumerate(first)}
+                read.append((records, [place[text] for text in texts]))
+                yield list(first.values()), list(first)
+
+        model = encoder.calibrated_model()
+        documents = DocumentEncoder(model, **encoder._document_settings(self.batch_size))
+        total = len(inp) if isinstance(inp, Sized) else None
+        with tqdm(total=total, desc="Encoding", unit="doc", smoothing=0, disable=not self.verbose) as bar:
+            for _, vectors in encode_windows(documents, windows(), progress=bar.update):
+                records, places = read.popleft()
+                bar.update(len(records) - len(vectors))
+                for record, i in zip(records, places, strict=True):
+                    yield {**record, "doc_vec": vectors[i]}
+
+    def __rshift__(self, right: pt.Transformer) -> pt.Transformer:
+        return _Indexing(self, right) if isinstance(right, pt.Indexer) else super().__rshift__(right)
+
     def encode(self, texts: list[str]) -> np.ndarray:
         """Encodes document texts: float32 (n, D)."""
         return self.bi_encoder_model.encode_docs(texts, self.batch_size, verbose=self.verbose)
 
     def _key(self) -> Hashable:
         return (self.bi_encoder_model._doc_key(), self.batch_size, self.text_field)
+
+
+class _Indexing(pt.Compose):
+    """A doc encoder and an indexer. Other pipelines hand over 100 documents at a time, this one a stream."""
+
+    def index(self, iter: Iterable[dict[str, Any]], batch_size: int | None = None) -> Any:
+        if batch_size is not None:
+            return super().index(iter, batch_size)
+        encoder, indexer = cast(tuple[FairDocEncoder, pt.Indexer], tuple(self))
+        return indexer.index(encoder.transform_iter(iter))
 
 
 class FairScorer(_LiveSettings, BiScorer):  # type: ignore[misc]

@@ -92,17 +92,19 @@ class TestNewFolder:
                 (tmp_path / "new").mkdir()
                 (tmp_path / "new" / "a").write_bytes(b"another's")
 
-        with pytest.raises(OSError, match="not empty|exists"):
+        with pytest.raises(OSError, match=r"not empty|exists"):
             write()
         assert (tmp_path / "new" / "a").read_bytes() == b"another's"
         assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_parts_of_killed_writers_are_removed(tmp_path: Path) -> None:
-    (tmp_path / ".a.host-1-ab.part").mkdir()
-    (tmp_path / ".a.host-1-ab.part" / "x").write_bytes(b"")
-    (tmp_path / ".b.host-1-ab.part").write_bytes(b"")
+    (tmp_path / ".a.flex~host-1-ab.part").mkdir()
+    (tmp_path / ".a.flex~host-1-ab.part" / "x").write_bytes(b"")
+    (tmp_path / ".a~host-1-ab.part").write_bytes(b"")
     (tmp_path / "c.part").write_bytes(b"")
+    remove_parts(tmp_path, "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.flex~host-1-ab.part", "c.part"]
     remove_parts(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["c.part"]
 

@@ -159,12 +159,14 @@ class TestShard:
         with fault_at(None, disk_full) as moments:
             write(shards, 8)
         assert moments.count == 9  # write and fsync of three files, fsync, rename, fsync
-        for moment in range(8):
+        for moment in range(9):
             with pytest.raises(OSError, match="No space left") as error, fault_at(moment, disk_full):
                 write(shards, 0)
-            assert "run the build again to go on after the shards that were" in error.value.__notes__[0]
-            shutil.rmtree(shards.folder / "shards" / "000000000008", ignore_errors=True)
-            assert tree(shards.folder) == before
+            assert "run the build again to go on after those that are" in error.value.__notes__[0]
+            assert shards.starts() == ([8] if moment < 8 else [0, 8])  # the last one is a sync after the rename
+        shutil.rmtree(shards.folder / "shards" / "000000000000")
+        shutil.rmtree(shards.folder / "shards" / "000000000008")
+        assert tree(shards.folder) == before
 
 
 class TestCompletion:
@@ -233,8 +235,8 @@ class TestCompletion:
 
     def test_repair_removes_what_killed_writers_left(self, complete: ShardFolder) -> None:
         before = tree(complete.folder)
-        (complete.folder / "shards" / ".000000000012.host-1-ab.part").mkdir()
-        (complete.folder / ".complete.json.host-1-ab.part").write_text("")
+        (complete.folder / "shards" / ".000000000012~host-1-ab.part").mkdir()
+        (complete.folder / ".complete.json~host-1-ab.part").write_text("")
         complete.repair()
         assert tree(complete.folder) == before
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +238,45 @@ def test_an_index_is_of_the_settings_when_it_was_built(
         (doc_encoder >> index).index(docs.to_dict(orient="records"))
         stored = np.stack([record["doc_vec"] for record in index.get_corpus_iter()])
         assert np.array_equal(stored, make_encoder(strength=strength).encode_docs(TEXTS))
+
+
+class Chunks(FlexIndex):
+    """Records how many documents the source had given away whenever a vector arrives."""
+
+    def index(self, inp: Iterable[dict[str, Any]]) -> Any:
+        return super().index(self._recorded(inp))
+
+    def _recorded(self, inp: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for record in inp:
+            self.read.append(self.given)
+            yield record
+
+    def give(self, n_documents: int) -> Iterator[dict[str, str]]:
+        self.read: list[int] = []
+        for self.given in range(1, n_documents + 1):
+            yield {"docno": f"d{self.given}", "text": TEXTS[self.given % len(TEXTS)]}
+
+
+def test_indexing_sees_the_whole_collection_as_one_stream(make_encoder: MakeEncoder, tmp_path: Path) -> None:
+    doc_encoder = make_encoder().doc_encoder()
+    index = Chunks(str(tmp_path / "index"), verbose=False)
+    pipeline = doc_encoder >> index
+    assert pipeline.index(index.give(250)) is index
+    assert index.read == [250] * 250  # one window
+    assert len(index) == 250
+    stored = np.stack([record["doc_vec"] for record in index.get_corpus_iter()])
+    texts = [TEXTS[i % len(TEXTS)] for i in range(1, 251)]
+    np.testing.assert_allclose(stored, doc_encoder.encode(texts), atol=2e-6)
+    assert isinstance(pipeline, pt.Compose)
+    assert pipeline == pt.Compose(doc_encoder, index)
+    assert repr(pipeline) == repr(pt.Compose(doc_encoder, index))
+    # As many at a time as is said, or as PyTerrier takes.
+    other = Chunks(str(tmp_path / "other"), verbose=False)
+    (doc_encoder >> other).index(other.give(250), batch_size=50)
+    assert sorted(set(other.read)) == [50, 100, 150, 200, 250]
+    behind = Chunks(str(tmp_path / "behind"), verbose=False)
+    (pt.Transformer.identity() >> (doc_encoder >> behind)).index(behind.give(250))
+    assert sorted(set(behind.read)) == [100, 200, 250]
 
 
 def test_a_document_without_text_stops_the_index(make_encoder: MakeEncoder, tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 import pytest
 import torch
 from pyterrier_dr import SimFn
 
 from fair_calibration import DocumentCounts
-from pyterrier_fair import FairBiEncoder
+from pyterrier_fair import FairBiEncoder, transformers
 from pyterrier_fair.transformers import FairDocEncoder, FairQueryEncoder, FairScorer
 from tests.pyterrier.conftest import QUERIES, TEXTS, MakeEncoder
 
@@ -94,6 +96,46 @@ def test_records_instead_of_frames(encoder: FairBiEncoder, docs: pd.DataFrame) -
     records = list(encoder.doc_encoder()(docs.to_dict(orient="records")))
     assert [r["docno"] for r in records] == list(docs["docno"])
     assert np.array_equal(np.stack([r["doc_vec"] for r in records]), encoder.encode_docs(TEXTS))
+
+
+def test_streams_of_records(make_encoder: MakeEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "WINDOW", 3)
+    encoder = make_encoder()
+    texts = [TEXTS[i] for i in (0, 1, 0, 1, 1, 2, 3)]
+    read = []
+
+    def records() -> Iterator[dict[str, str]]:
+        for i, text in enumerate(texts):
+            read.append(i)
+            yield {"docno": f"d{i}", "text": text, "url": "u"}
+
+    stream = encoder.doc_encoder()(records())
+    assert read == []
+    first = next(stream)
+    assert read == [0, 1, 2, 3, 4, 5]  # the window and the next one
+    result = [first, *stream]
+    assert [list(r) for r in result] == [["docno", "text", "url", "doc_vec"]] * 7
+    assert [r["docno"] for r in result] == [f"d{i}" for i in range(7)]
+    assert encoder.counts.documents == 2 + 2 + 1  # every distinct text of a window once
+    np.testing.assert_allclose(np.stack([r["doc_vec"] for r in result]), encoder.encode_docs(texts), atol=2e-6)
+
+
+def test_streams_that_are_no_documents(encoder: FairBiEncoder) -> None:
+    doc_encoder = encoder.doc_encoder()
+    assert list(doc_encoder(iter([]))) == []
+    with pytest.raises(pt.validate.InputValidationError, match="text"):
+        list(doc_encoder([{"docno": "a", "body": "bal"}]))
+    with pytest.raises(ValueError, match=re.escape("text: 1 of 2 rows have no text (docno 'b')")):
+        list(doc_encoder([{"docno": "a", "text": "bal"}, {"docno": "b"}]))
+    with pytest.raises(TypeError, match=re.escape("text: expected str, got int (row 1)")):
+        list(doc_encoder([{"text": "bal"}, {"text": 3}]))
+
+
+def test_the_bar_of_a_stream(make_encoder: MakeEncoder, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = make_encoder(verbose=True)
+    capsys.readouterr()
+    list(encoder.doc_encoder()([{"docno": str(i), "text": text} for i, text in enumerate([*TEXTS, *TEXTS])]))
+    assert re.search(r"Encoding: 100%.*16/16 .*doc/s", capsys.readouterr().err)
 
 
 def test_a_similarity_other_than_the_dot_product(encoder: FairBiEncoder) -> None:

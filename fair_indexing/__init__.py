@@ -1,0 +1,19 @@
+"""Encoding large collections of long documents: batches by tokens, shards that can be resumed, scale-out."""
+
+from fair_indexing.assemble import assemble_flex, assemble_npy, assemble_parquet
+from fair_indexing.build import Build, build
+from fair_indexing.encoding import encode_documents
+from fair_indexing.shards import ShardFolder
+from fair_indexing.stream import EncodedWindow, encode_stream
+
+__all__ = [
+    "Build",
+    "EncodedWindow",
+    "ShardFolder",
+    "assemble_flex",
+    "assemble_npy",
+    "assemble_parquet",
+    "build",
+    "encode_documents",
+    "encode_stream",
+]

@@ -1,0 +1,290 @@
+"""Encodes a collection into shards, goes on where an earlier run ended, and says when it is complete."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from tqdm import tqdm
+
+from fair_indexing.encoding import DocumentEncoder, Vectors
+from fair_indexing.files import digest_strings
+from fair_indexing.lock import locked
+from fair_indexing.manifest import (
+    EncoderRecord,
+    Manifest,
+    check_same,
+    describe_environment,
+    environment_differences,
+)
+from fair_indexing.pool import PoolEncoder
+from fair_indexing.records import Source, Window, open_source
+from fair_indexing.shard import ShardEntry
+from fair_indexing.shards import Completion, ShardFolder
+from fair_indexing.stream import encode_windows
+
+logger = logging.getLogger("fair_indexing")
+SHARD_SIZE = 4096
+_PART_CHARACTERS = 2**24  # what bounds the memory of the tokens of very long documents
+
+
+class SourceChangedError(ValueError):
+    """The source no longer holds the documents that were encoded from it."""
+
+
+class Build(NamedTuple):
+    """A complete build.
+
+    Attributes:
+        shards: Its folder.
+        completion: How much it holds.
+        encoded: How many documents this run encoded; the others were there.
+    """
+
+    shards: ShardFolder
+    completion: Completion
+    encoded: int
+
+
+def build(
+    model: SentenceTransformer,
+    source: Any,
+    folder: str | os.PathLike[str],
+    *,
+    strength: float | None = None,
+    normalize: bool | None = None,
+    shard_size: int = SHARD_SIZE,
+    resume: bool = True,
+    docno_field: str = "docno",
+    text_field: str = "text",
+    model_name: str | None = None,
+    tokens_per_batch: int | None = None,
+    devices: Sequence[str] | None = None,
+    show_progress_bar: bool = True,
+) -> Build:
+    """Encodes a collection into the shards of a folder.
+
+    A run that ended early, in whatever way, is gone on with by the same call: complete shards are verified and compared
+    with the source, damaged ones encoded anew. The result is that of an uninterrupted run, byte for byte on the same
+    machine with the same versions, since every shard is encoded by itself. A complete build is verified likewise.
+
+    Args:
+        model: A calibrated or a plain model.
+        source: The documents, see `open_source`. What can be read twice is checked whole before anything is encoded.
+        folder: Of the build; new, empty, or of a build that ended early.
+        strength: Overrides that of a calibrated model's config.
+        normalize: Whether vectors get unit length, so that the dot product is the cosine; None does so where the
+            model's similarity is the cosine.
+        shard_size: Documents per shard: what is lost at most when a run is killed, and what is kept in memory a few
+            times over.
+        resume: Whether to go on with a build that is there; False refuses a folder that holds one.
+        docno_field: The column or key of the docnos.
+        text_field: The column or key of the texts.
+        model_name: What the index calls the model; None is the name that it was loaded by.
+        tokens_per_batch: See `encode_documents`.
+        devices: See `encode_stream`.
+        show_progress_bar: Whether to show a bar with documents per second and the time left.
+
+    Raises:
+        DifferentEncoderError: The folder's build has another encoder, other settings or another shard size.
+        SourceChangedError: The source is not the one that the folder's shards were encoded from.
+        FolderInUseError: Another process is writing the folder.
+        ValueError: There are no documents, a record cannot be indexed, or a setting is out of range.
+        TypeError: A docno or text is no string.
+        OSError: The disk is full, or cannot be written; what is complete stays.
+    """
+    records = open_source(source, docno_field=docno_field, text_field=text_field).started()
+    settings: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "normalize": normalize, "strength": strength}
+    encoder = DocumentEncoder(model, **settings)
+    manifest = Manifest(
+        encoder=EncoderRecord.of(model, name=model_name, strength=strength, normalize=normalize),
+        shard_size=shard_size,
+        source={"name": records.name, "documents": records.documents},
+        environment=describe_environment(model, tokens_per_batch=encoder.tokens_per_batch),
+    )
+    with open_build(folder, manifest, records, resume=resume, show_progress_bar=show_progress_bar) as shards:
+        pending = PendingShards(records, shard_size, {entry.start: entry for entry in shards.entries()})
+        bar = tqdm(
+            total=shards.manifest.source["documents"],
+            initial=sum(entry.count for entry in pending.whole.values()),
+            desc="Encoding",
+            unit="doc",
+            smoothing=0,
+            disable=not show_progress_bar,
+        )
+        pool = nullcontext(encoder) if devices is None else PoolEncoder(model, devices, **settings)
+        with bar, pool as used:
+            encoded = _write(shards, _encode(used, pending, bar))
+        return Build(shards, shards.finish(pending.documents), encoded)
+
+
+@contextmanager
+def open_build(
+    folder: str | os.PathLike[str],
+    manifest: Manifest,
+    source: Source,
+    *,
+    resume: bool = True,
+    show_progress_bar: bool = False,
+) -> Iterator[ShardFolder]:
+    """Begins a build or goes on with one, keeping its folder locked.
+
+    What killed runs and damaged disks have left there is removed, so that every shard that is there is whole. A source
+    that can be read twice is checked whole and compared with these shards.
+
+    Raises:
+        DifferentEncoderError: The build that is there is of another manifest.
+        SourceChangedError: See `PendingShards`.
+        FolderInUseError: Another process is writing the folder.
+        ValueError: There is a build and ``resume`` is False, something else is in the folder, or a record cannot be
+            indexed.
+        TypeError: A docno or text is no string.
+    """
+    path = Path(folder)
+    held = ValueError(f"folder: {path} holds a build; remove it, take another folder, or resume")
+    if ShardFolder.exists(path):
+        if not resume:
+            raise held
+        check_same(ShardFolder(path).manifest, manifest, what=f"the build in {path}")
+    elif source.rereadable:  # before the folder is made
+        documents = _check(source, manifest.shard_size, {}, show_progress_bar)
+        manifest = replace(manifest, source={**manifest.source, "documents": documents})
+    path.mkdir(parents=True, exist_ok=True)
+    with locked(path):
+        if not ShardFolder.exists(path):
+            yield ShardFolder.create(path, manifest)
+            return
+        if not resume:
+            raise held
+        shards = ShardFolder(path)
+        check_same(shards.manifest, manifest, what=f"the build in {path}")
+        for line in environment_differences(shards.manifest, manifest):
+            logger.warning("%s: going on with a build of another environment, so last bits may differ: %s", path, line)
+        whole, damaged = shards.repair()
+        for line in damaged:
+            logger.warning("%s; its documents are encoded anew", line)
+        if source.rereadable:
+            _check(source, manifest.shard_size, whole, show_progress_bar)
+        yield shards
+
+
+class PendingShards:
+    """The shards of a source that are not there yet, in the order of the source, one pass.
+
+    Attributes:
+        documents: How many the source has, once all were read.
+    """
+
+    def __init__(self, source: Source, shard_size: int, whole: Mapping[int, ShardEntry]) -> None:
+        """Takes a source.
+
+        Args:
+            source: The documents.
+            shard_size: Documents per shard.
+            whole: The shards that are there, by place.
+        """
+        self.source = source
+        self.shard_size = shard_size
+        self.whole = whole
+        self.documents = 0
+
+    def __iter__(self) -> Iterator[Window]:
+        """Yields them.
+
+        Raises:
+            SourceChangedError: A shard that is there is of other documents than the source has in its place.
+            ValueError: A record cannot be indexed; it is named.
+            TypeError: A docno or text is no string.
+        """
+        self.documents = 0
+        for window in self.source.windows(self.shard_size):
+            self.documents += len(window.docnos)
+            entry = self.whole.get(window.start)
+            if entry is None:
+                yield window
+            elif changed := _changed(entry, window):
+                first, last = (self.source.locate(n) for n in (window.start, window.start + len(window.docnos) - 1))
+                raise SourceChangedError(
+                    f"source: {changed} from {first} to {last} are not those that were encoded before: the source has "
+                    "changed. Use it as it was, or build into another folder"
+                )
+        if beyond := [start for start in self.whole if start >= self.documents]:
+            raise SourceChangedError(
+                f"source: {self.source.name} has {self.documents} documents, but those from number {min(beyond)} on "
+                "were encoded before: the source has changed. Use it as it was, or build into another folder"
+            )
+
+
+def _changed(entry: ShardEntry, window: Window) -> str:
+    if len(window.docnos) != entry.count:
+        return f"the {len(window.docnos)} documents (there were {entry.count})"
+    names = [
+        name
+        for name, old, now in (("docnos", entry.docnos, window.docnos), ("texts", entry.texts, window.texts))
+        if digest_strings(now) != old
+    ]
+    return " and ".join(names)
+
+
+def _check(source: Source, shard_size: int, whole: Mapping[int, ShardEntry], show_progress_bar: bool) -> int:
+    """Reads all documents, compares them with the shards that are there, and returns their number."""
+    pending = PendingShards(source, shard_size, whole)
+    with tqdm(total=source.documents, desc="Checking", unit="doc", disable=not show_progress_bar) as bar:
+        for _ in pending:
+            bar.update(pending.documents - bar.n)
+    return pending.documents
+
+
+def _encode(encoder: DocumentEncoder, pending: PendingShards, bar: tqdm[Any]) -> Iterator[tuple[Window, Vectors]]:
+    """Encodes shard by shard; no batch has documents of two shards, so each is what it is alone."""
+    ends: deque[Window | None] = deque()  # of each part the shard, if it is the last one of it
+
+    def parts() -> Iterator[tuple[list[str], list[str]]]:
+        for shard in pending:
+            slices = list(_parts(shard.texts))
+            for part in slices:
+                ends.append(shard if part is slices[-1] else None)
+                yield shard.docnos[part], shard.texts[part]
+
+    vectors: list[Vectors] = []
+    for _, encoded in encode_windows(encoder, parts(), progress=bar.update):
+        vectors.append(encoded)
+        if (shard := ends.popleft()) is not None:
+            yield shard, np.concatenate(vectors)
+            vectors = []
+
+
+def _parts(texts: Sequence[str]) -> Iterator[slice]:
+    """Cuts a shard where it has so much text that its tokens would not fit into memory together."""
+    start = n_characters = 0
+    for i, text in enumerate(texts):
+        n_characters += len(text)
+        if n_characters >= _PART_CHARACTERS:
+            yield slice(start, i + 1)
+            start, n_characters = i + 1, 0
+    if start < len(texts):
+        yield slice(start, len(texts))
+
+
+def _write(shards: ShardFolder, encoded: Iterable[tuple[Window, Vectors]]) -> int:
+    """Writes each shard while the next one is encoded; returns the number of documents."""
+    n = 0
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        writing: Future[ShardEntry] | None = None
+        for window, vectors in encoded:
+            if writing is not None:
+                writing.result()
+            writing = executor.submit(shards.write, window.start, window.docnos, vectors, texts=window.texts)
+            n += len(window.docnos)
+        if writing is not None:
+            writing.result()
+    return n

@@ -1,0 +1,39 @@
+"""What the vectors of a `FairBiEncoder` depend on, as it stands now."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from fair_calibration.fingerprint import changeable_settings
+from fair_indexing.manifest import EncoderRecord
+
+if TYPE_CHECKING:
+    from pyterrier_fair.encoder import FairBiEncoder
+
+
+class EncoderState:
+    """The record of an encoder, made anew (the weights are hashed) only when something of it was changed."""
+
+    def __init__(self, encoder: FairBiEncoder) -> None:
+        self.encoder = encoder
+        self._settings: Any = None
+        self._record: EncoderRecord
+
+    def record(self) -> EncoderRecord:
+        """Returns the record of the encoder's settings and weights as they stand now."""
+        encoder = self.encoder
+        model = encoder.calibrated_model()
+        config = encoder.fair_config
+        settings = (encoder.model, encoder.device, encoder.normalize, config, changeable_settings(model))
+        if settings != self._settings:
+            self._record = EncoderRecord.of(
+                model, name=name_of(encoder), strength=config.strength, normalize=encoder.normalize
+            )
+            self._settings = settings
+        return self._record
+
+
+def name_of(encoder: FairBiEncoder) -> str | None:
+    """Returns the name or path that an encoder's model was loaded by; None for a loaded model."""
+    return os.fspath(encoder.model) if isinstance(encoder.model, (str, os.PathLike)) else None

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+import torch
+from pyterrier_dr import FlexIndex
+from sentence_transformers import SentenceTransformer
+
+from fair_indexing.build import SourceChangedError
+from fair_indexing.lock import FolderInUseError
+from fair_indexing.manifest import DifferentEncoderError
+from pyterrier_fair import FairBiEncoder, FairIndex
+from pyterrier_fair.index import IndexQueryEncoder
+from tests.conftest import TinyModel
+from tests.indexing.faults import disk_full, fault_at, tree
+from tests.pyterrier.conftest import TEXTS, MakeEncoder
+
+DOCS = [{"docno": f"d{i}", "text": text} for i, text in enumerate(TEXTS)]
+
+
+@pytest.fixture
+def encoder(make_encoder: MakeEncoder) -> FairBiEncoder:
+    return make_encoder()
+
+
+@pytest.fixture
+def index(encoder: FairBiEncoder, tmp_path: Path) -> FairIndex:
+    return FairIndex(tmp_path / "index.flex", encoder, shard_size=3)
+
+
+@pytest.fixture
+def built(index: FairIndex) -> FairIndex:
+    return index.index(DOCS)
+
+
+class TestIndexing:
+    def test_is_what_flex_index_has(self, encoder: FairBiEncoder, index: FairIndex, tmp_path: Path) -> None:
+        assert not index.built()
+        assert index.index(iter(DOCS)) is index
+        assert index.built()
+        assert [path.name for path in tmp_path.iterdir()] == ["index.flex"]
+        (encoder.doc_encoder() >> FlexIndex(str(tmp_path / "theirs"), verbose=False)).index(DOCS)
+        ours, theirs = (FlexIndex(str(tmp_path / name)).payload() for name in ("index.flex", "theirs"))
+        assert list(ours[0]) == list(theirs[0]) == [doc["docno"] for doc in DOCS]
+        assert np.abs(ours[1] - theirs[1]).max() < 1e-6
+        assert ours[2] == theirs[2]
+
+    def test_in_a_pipeline(self, index: FairIndex, tmp_path: Path) -> None:
+        pipeline = pt.apply.text(lambda row: row["text"] + " ba") >> index
+        pipeline.index(iter(DOCS))
+        other = FairIndex(tmp_path / "other", index.encoder).index([{**d, "text": d["text"] + " ba"} for d in DOCS])
+        assert np.abs(index.flex().payload()[1] - other.flex().payload()[1]).max() < 1e-6
+
+    def test_documents_that_are_encoded_already_are_refused(self, encoder: FairBiEncoder, index: FairIndex) -> None:
+        encoded = list(encoder.doc_encoder().transform_iter(DOCS))
+        for documents in (encoded, iter(encoded), pd.DataFrame(encoded)):
+            with pytest.raises(ValueError, match="iter: the documents have a doc_vec; a FairIndex encodes them itself"):
+                index.index(documents)
+        with pytest.raises(ValueError, match="iter: the documents have a doc_vec"):
+            (encoder.doc_encoder() >> index).index(DOCS)
+        assert not Path(index.path).exists()
+
+    def test_frames_and_other_fields(self, make_encoder: MakeEncoder, tmp_path: Path, built: FairIndex) -> None:
+        frame = pd.DataFrame(DOCS).rename(columns={"text": "body"})
+        index = FairIndex(f"{tmp_path}/body/", make_encoder(text_field="body"))
+        assert index.index_inputs() == [["docno", "body"]]
+        index.index(frame)
+        assert np.abs(index.flex().payload()[1] - built.flex().payload()[1]).max() < 1e-6
+        assert not (tmp_path / "body" / ".build").exists()
+
+    def test_records_the_encoder(self, built: FairIndex, encoder: FairBiEncoder) -> None:
+        record = built.record()
+        assert record.fair_config == encoder.fair_config.to_dict()
+        assert record.model == encoder.model
+
+    def test_what_is_there_stays(self, built: FairIndex) -> None:
+        before = tree(Path(built.path))
+        with pytest.raises(ValueError, match=r"index.flex exists; remove it to index anew, or take another path"):
+            built.index(DOCS)
+        Path(f"{built.path}.build").mkdir()  # left by a call that was killed in the end
+        with pytest.raises(ValueError, match=r"index.flex exists"):
+            built.index(DOCS)
+        assert tree(Path(built.path)) == before
+        assert not Path(f"{built.path}.build").exists()
+
+    @pytest.mark.parametrize(
+        ("docs", "error", "match"),
+        [
+            ([], ValueError, "source: expected at least 2 documents, list has 0"),
+            (DOCS[:1], ValueError, "expected at least 2 documents, list has 1; a FlexIndex cannot hold a single one"),
+            ([*DOCS, {"docno": 7, "text": ""}], TypeError, r"record 8: docno: expected str, got 7 \(int\)"),
+            ([*DOCS, {"docno": "x", "text": None}], ValueError, r"record 8 \(docno 'x'\): text is missing"),
+            ([*DOCS, {"docno": "x", "text": np.nan}], ValueError, r"record 8 \(docno 'x'\): text is missing"),
+            ([*DOCS, DOCS[1]], ValueError, "record 8: docno 'd1' is that of list, record 1 already"),
+            ([*DOCS, {"docno": "x"}], ValueError, r"record 8 \(docno 'x'\): expected 'text'"),
+        ],
+    )
+    def test_bad_documents(
+        self, index: FairIndex, tmp_path: Path, docs: Any, error: type[Exception], match: str
+    ) -> None:
+        with pytest.raises(error, match=match):
+            index.index(docs)
+        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(error, match=match.replace("list", "list_iterator")):
+            index.index(iter(docs))
+        assert not index.built()
+        assert not Path(index.path).exists()
+
+    def test_encoders_of_other_kinds(self, tmp_path: Path) -> None:
+        with pytest.raises(TypeError, match="encoder: expected a FairBiEncoder, got str"):
+            FairIndex(tmp_path, "BAAI/bge-m3")  # type: ignore[arg-type]
+
+
+class TestResuming:
+    def interrupt(self, index: FairIndex) -> None:
+        def records() -> Iterator[dict[str, str]]:
+            yield from DOCS[:7]
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            index.index(records())
+        assert not Path(index.path).exists()
+        assert not index.built()
+
+    @pytest.mark.usefixtures("built")
+    def test_ends_as_an_uninterrupted_call(self, index: FairIndex, tmp_path: Path) -> None:
+        other = FairIndex(tmp_path / "other", index.encoder, shard_size=3)
+        self.interrupt(other)
+        before = index.encoder.counts
+        other.index(iter(DOCS))
+        assert sum(index.encoder.counts[:3]) - sum(before[:3]) in (2, 5)  # not the complete shards again
+        for name in ("vecs.f4", "docnos.npids", "pt_meta.json"):
+            assert (tmp_path / "other" / name).read_bytes() == (tmp_path / "index.flex" / name).read_bytes()
+
+    def test_other_settings_are_refused_by_name(self, index: FairIndex, encoder: FairBiEncoder) -> None:
+        self.interrupt(index)
+        encoder.strength = 0.3
+        with pytest.raises(DifferentEncoderError, match=r"fair_config.strength: 0.8 there, 0.3 now"):
+            index.index(DOCS)
+        encoder.strength = 0.8
+        index.index(DOCS)
+
+    def test_other_documents_are_refused(self, index: FairIndex) -> None:
+        self.interrupt(index)
+        with pytest.raises(SourceChangedError, match="docnos and texts from list, record 0 to list, record 2 are not"):
+            index.index(DOCS[::-1])
+
+    def test_a_full_disk_at_every_operation_after_the_build(self, index: FairIndex, tmp_path: Path) -> None:
+        with fault_at(None, disk_full) as moments:
+            index.index(DOCS)
+        whole = tree(Path(index.path))
+        n_assembly = 15
+        for moment in range(moments.count - n_assembly, moments.count):
+            again = FairIndex(tmp_path / f"again{moment}", index.encoder, shard_size=3)
+            try:
+                with fault_at(moment, disk_full):
+                    again.index(DOCS)
+            except OSError:
+                assert not again.built() or tree(Path(again.path)) == whole
+            try:
+                again.index(DOCS)
+            except ValueError as error:
+                if "exists; remove it" not in str(error):
+                    raise
+            assert tree(Path(again.path)) == whole
+
+    def test_two_at_one_time(self, index: FairIndex) -> None:
+        began, go_on = threading.Event(), threading.Event()
+
+        def slow() -> Iterator[dict[str, str]]:
+            yield from DOCS[:3]
+            began.set()
+            go_on.wait()
+            yield from DOCS[3:]
+
+        thread = threading.Thread(target=index.index, args=(slow(),))
+        thread.start()
+        try:
+            assert began.wait(60)
+            with pytest.raises(FolderInUseError, match="is being written by process"):
+                FairIndex(index.path, index.encoder).index(DOCS)
+        finally:
+            go_on.set()
+            thread.join()
+        assert index.built()
+
+
+class TestRetrieval:
+    def test_is_that_of_the_flex_index(self, built: FairIndex, encoder: FairBiEncoder, topics: pd.DataFrame) -> None:
+        expected = (encoder.query_encoder() >> FlexIndex(built.path).np_retriever(num_results=5))(topics)
+        found = built.retriever(num_results=5)(topics)
+        pd.testing.assert_frame_equal(found, expected)
+        assert len((built.retriever(kind="torch_retriever") % 2)(topics)) == 2 * len(topics)
+        with pytest.raises(ValueError, match=r"kind: expected one of .*'np_retriever'.*, got 'numpy'"):
+            built.retriever(kind="numpy")
+
+    def test_in_an_experiment(self, built: FairIndex, topics: pd.DataFrame, qrels: pd.DataFrame) -> None:
+        results = pt.Experiment([built.retriever()], topics, qrels, ["ndcg_cut_10"], names=["fair"])
+        assert results["ndcg_cut_10"].between(0.01, 1).all()
+
+    def test_needs_an_index(self, index: FairIndex) -> None:
+        with pytest.raises(ValueError, match=r"has no fair_index.json"):
+            index.retriever()
+        with pytest.raises(ValueError, match=r"there is no index at .*; call index\(\) first"):
+            index.flex()
+
+    def test_indexes_of_others_have_no_record(self, encoder: FairBiEncoder, tmp_path: Path) -> None:
+        (encoder.doc_encoder() >> FlexIndex(str(tmp_path / "theirs"), verbose=False)).index(DOCS)
+        with pytest.raises(ValueError, match=r"no fair_index.json, so nothing tells which encoder made its vectors"):
+            FairIndex(tmp_path / "theirs", encoder).retriever()
+
+    def test_other_calibrations_are_no_other_encoders(self, built: FairIndex, make_encoder: MakeEncoder) -> None:
+        built.retriever(make_encoder(strength=0.1, basket_size=16, layers="all"))
+        prompts = make_encoder()
+        prompts.calibrated_model().prompts["document"] = "kir "
+        built.retriever(prompts)
+
+    @pytest.mark.parametrize(
+        ("settings", "line"),
+        [
+            ({"max_seq_length": 64}, "max_seq_length: 128 there, 64 now"),
+            ({"normalize": False}, "normalize: True there, False now"),
+        ],
+    )
+    def test_other_settings_are_refused(
+        self, built: FairIndex, make_encoder: MakeEncoder, settings: Any, line: str
+    ) -> None:
+        with pytest.raises(DifferentEncoderError, match=rf"its queries cannot be compared with them: {line}\. Use"):
+            built.retriever(make_encoder(**settings))
+
+    def test_other_models_are_refused(self, built: FairIndex, make_encoder: MakeEncoder, tiny_model: TinyModel) -> None:
+        with pytest.raises(DifferentEncoderError, match="pooling_mode: 'cls' there, 'mean' now"):
+            built.retriever(make_encoder("bert", "mean"))
+        model: SentenceTransformer = tiny_model()
+        with torch.no_grad():
+            next(iter(model.parameters()))[0, 0] += 1
+        with pytest.raises(DifferentEncoderError, match="weights: "):
+            built.retriever(FairBiEncoder(model, strength=0.8, basket_size=8))
+        model = tiny_model()
+        model.prompts["query"] = "kir "
+        with pytest.raises(DifferentEncoderError, match="query_prompt: 'bal ' there, 'kir ' now"):
+            built.retriever(FairBiEncoder(model, strength=0.8, basket_size=8))
+
+    def test_what_is_changed_later_is_refused_later(
+        self, built: FairIndex, encoder: FairBiEncoder, topics: pd.DataFrame
+    ) -> None:
+        retriever = built.retriever()
+        expected = retriever(topics)
+        encoder.strength = 0.1
+        pd.testing.assert_frame_equal(retriever(topics), expected)
+        encoder.max_seq_length = 64
+        with pytest.raises(DifferentEncoderError, match="max_seq_length: 128 there, 64 now"):
+            retriever(topics)
+        encoder.max_seq_length = None
+        pd.testing.assert_frame_equal(retriever(topics), expected)
+        with torch.no_grad():
+            next(iter(encoder.calibrated_model().parameters()))[0, 0] += 1
+        with pytest.raises(DifferentEncoderError, match="weights: "):
+            retriever(topics)
+
+    def test_what_pyterrier_sees(self, built: FairIndex, index: FairIndex, encoder: FairBiEncoder) -> None:
+        part = built.query_encoder()
+        assert isinstance(part, IndexQueryEncoder)
+        assert pt.inspect.transformer_inputs(part) == [["qid", "query"], ["query"]]
+        assert pt.inspect.transformer_outputs(part, ["qid", "query"]) == ["qid", "query", "query_vec"]
+        assert part == built.query_encoder(encoder)
+        assert part != encoder.query_encoder()
+        assert repr(index) == f"FairIndex({index.path!r}, {encoder!r})"
