@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,8 @@ class FairIndex(pt.Indexer):
     are in the folder ``<path>.build``, and nothing is at ``path``. The index records the encoder, and queries of
     another one are refused. The calibration may be another: queries are encoded plainly.
     """
+
+    encodes_documents = True  # so that a doc encoder before it is refused
 
     def __init__(
         self,
@@ -83,14 +84,13 @@ class FairIndex(pt.Indexer):
 
         Raises:
             ValueError: There is an index already, there are fewer than two documents (the format holds no single one),
-                a record cannot be indexed, which is named, or has a vector already. Nothing is at ``path`` then.
+                or a record cannot be indexed; it is named. Nothing is at ``path`` then.
             TypeError: A docno or text is no string.
             DifferentEncoderError: What was encoded before is another encoder's, or of other settings.
             SourceChangedError: The documents are not those that were encoded before.
             FolderInUseError: Another process is building this index.
             OSError: The disk is full, or cannot be written; what is complete stays.
         """
-        iter = _without_vectors(iter)
         target, work = Path(self.path), Path(f"{self.path}.build")
         shards, encoder = work / "shards", self.encoder
         exists = ValueError(f"path: {target} exists; remove it to index anew, or take another path")
@@ -207,23 +207,6 @@ class FairIndex(pt.Indexer):
 
     def __repr__(self) -> str:
         return f"FairIndex({self.path!r}, {self.encoder!r})"
-
-
-def _without_vectors(records: Any) -> Any:
-    """Refuses documents that come from a doc encoder: they would be encoded twice."""
-    first: Any = None
-    if isinstance(records, pd.DataFrame):
-        first = records.columns
-    elif isinstance(records, Sequence) and records:
-        first = records[0]
-    elif isinstance(records, Iterator):
-        first = next(records, None)
-        records = chain([] if first is None else [first], records)
-    if isinstance(first, (Mapping, pd.Index)) and "doc_vec" in first:
-        raise ValueError(
-            "iter: the documents have a doc_vec; a FairIndex encodes them itself, leave the doc encoder before it out"
-        )
-    return records
 
 
 class IndexQueryEncoder(FairQueryEncoder):

@@ -141,6 +141,11 @@ class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
                     yield {**record, "doc_vec": vectors[i]}
 
     def __rshift__(self, right: pt.Transformer) -> pt.Transformer:
+        if getattr(right, "encodes_documents", False):
+            raise ValueError(
+                f"{type(right).__name__} encodes the documents itself, with the encoder it was given; leave the doc "
+                "encoder before it out"
+            )
         return _Indexing(self, right) if isinstance(right, pt.Indexer) else super().__rshift__(right)
 
     def encode(self, texts: list[str]) -> np.ndarray:
