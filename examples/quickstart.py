@@ -36,7 +36,7 @@ from fair_calibration.positions import (
     load_passages,
 )
 from fair_evaluation import position_sensitivity_index
-from pyterrier_fair import FairBiEncoder, PositionDataset
+from pyterrier_fair import PRESETS, FairBiEncoder, PositionDataset
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--passages-per-document", type=int, default=3, help="default: 3")
     parser.add_argument("--seed", type=int, default=0, help="of which passages come together (default: 0)")
     parser.add_argument(
-        "--all-settings", action="store_true", help="also strength 1, and the first token isolated: for docs/results.md"
+        "--all-settings", action="store_true", help="also strength 1, the first token isolated, and even chunks"
     )
     parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the picture (default: results)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
@@ -109,6 +109,7 @@ def build_encoders(args: argparse.Namespace) -> list[tuple[str, FairBiEncoder]]:
         settings["fair 1"] = {"strength": 1.0}
         settings["fair .5, BOS isolated"] = {"strength": 0.5, "isolate": "bos"}
         settings["fair 1, BOS isolated"] = {"strength": 1.0, "isolate": "bos"}
+        settings["even chunks"] = PRESETS["even_chunks"].to_dict()
     return [
         (name, FairBiEncoder(model, max_seq_length=args.max_seq_length, verbose=not args.quiet, **values))
         for name, values in settings.items()

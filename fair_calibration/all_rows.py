@@ -6,7 +6,7 @@ the softmax of the log-sum-exps. With other weights the same sum is the calibrat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,45 +62,95 @@ def calibrate_all_rows(
         first, stop = baskets.valid[group.start] if single else (0, length)
         # The products read these many times; models hand them over transposed, and under autocast in different dtypes.
         group_query, group_key, group_value = (tensor[group].to(dtype).contiguous() for tensor in (query, key, value))
-        for heads, kv_heads, rows in _blocks(group_query, group_value, range(first, stop), baskets.n_baskets):
-            block = _calibrated_block(
-                group_query[:, heads, rows],
-                group_key[:, kv_heads],
-                group_value[:, kv_heads],
-                bias.of_heads(heads),
-                baskets,
-                group,
-                rows,
-                scale=scale,
-                config=config,
-                strength=strength,
-            ).transpose(1, 2)  # (b, l, h, D_v)
-            if not single:
-                calibrated = baskets.calibrated[group, None, None, None]
-                block = torch.where(calibrated, block.to(output.dtype), output[group, rows, heads])
-            output[group, rows, heads] = block
+        row_steps, head_steps = _steps(group_query, group_value, range(first, stop), baskets.n_baskets)
+        for rows in row_steps:
+            seen = None if bias.is_per_head else _see_baskets(bias, baskets, group, rows, query.device)
+            for heads, kv_heads in head_steps:
+                heads_bias = bias.of_heads(heads)
+                block = _calibrated_block(
+                    group_query[:, heads, rows],
+                    group_key[:, kv_heads],
+                    group_value[:, kv_heads],
+                    heads_bias,
+                    baskets,
+                    _see_baskets(heads_bias, baskets, group, rows, query.device) if seen is None else seen,
+                    group,
+                    rows,
+                    scale=scale,
+                    config=config,
+                    strength=strength,
+                ).transpose(1, 2)  # (b, l, h, D_v)
+                if not single:
+                    calibrated = baskets.calibrated[group, None, None, None]
+                    block = torch.where(calibrated, block.to(output.dtype), output[group, rows, heads])
+                output[group, rows, heads] = block
 
 
-def _blocks(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Yields heads, their key-value heads and rows, such that the outputs of all baskets stay in bounds at once."""
+def _steps(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> tuple[list[slice], list[tuple[slice, slice]]]:
+    """Cuts rows, and heads with their key-value heads, such that the outputs of all baskets stay in bounds at once."""
     n_sequences, n_heads = query.shape[:2]
     n_kv, dim = value.shape[1], value.shape[-1]
     n_groups = n_heads // n_kv
     bytes_per_row = n_sequences * n_groups * n_baskets * dim * 4  # of one key-value head
     if query.device.type == "cpu":
         n_rows = min(len(rows), _ROWS_PER_BLOCK)
-        n_kv_heads = max(1, _CPU_BYTES // (bytes_per_row * n_rows))
+        # Of one key-value head alone no copy is needed for the heads that share it.
+        n_kv_heads = 1 if n_groups > 1 else max(1, _CPU_BYTES // (bytes_per_row * n_rows))
     else:
         n_rows = max(1, _DEVICE_BYTES // (bytes_per_row * n_kv))
         n_kv_heads = n_kv
-    for start in range(rows.start, rows.stop, n_rows):
-        for kv in range(0, n_kv, n_kv_heads):
-            kv_stop = min(kv + n_kv_heads, n_kv)
-            yield (
-                slice(kv * n_groups, kv_stop * n_groups),
-                slice(kv, kv_stop),
-                slice(start, min(start + n_rows, rows.stop)),
-            )
+    row_steps = [slice(i, min(i + n_rows, rows.stop)) for i in range(rows.start, rows.stop, n_rows)]
+    kv_steps = [slice(i, min(i + n_kv_heads, n_kv)) for i in range(0, n_kv, n_kv_heads)]
+    return row_steps, [(slice(kv.start * n_groups, kv.stop * n_groups), kv) for kv in kv_steps]
+
+
+class _SeenBasket(NamedTuple):
+    """A basket as some rows see it.
+
+    Attributes:
+        keys: A slice where one sequence's content stands together, else positions (b, n).
+        rows: Those of the rows, counted from the first one, that see any of it.
+        bias: float32 (b or 1, H or 1, l or 1, n) of ``rows``, or None.
+        visible: bool, likewise, or None where these rows see all of it.
+        size: (b or 1, H or 1, l or 1), of all rows: how many keys each sees.
+    """
+
+    keys: slice | Tensor
+    rows: slice
+    bias: Tensor | None
+    visible: Tensor | None
+    size: Tensor
+
+
+def _see_baskets(
+    bias: AttentionBias, baskets: Baskets, group: slice, rows: slice, device: torch.device
+) -> list[_SeenBasket]:
+    """Returns the baskets that some rows of a group of sequences see."""
+    seen = []
+    every = slice(0, rows.stop - rows.start)
+    for n, keys in enumerate(_basket_keys(baskets, group)):
+        if bias.causal and isinstance(keys, slice) and keys.start >= rows.stop:
+            continue  # in the future
+        added, visible = bias.block(group, rows, keys, device)
+        some = every
+        if isinstance(keys, slice):
+            size = torch.full((1, 1, 1), keys.stop - keys.start, device=device)
+        else:
+            filled = baskets.filled[group, n * baskets.basket_size : (n + 1) * baskets.basket_size][:, None, None]
+            visible = filled if visible is None else visible & filled
+        if visible is not None:
+            size = visible.sum(-1)
+            if device.type == "cpu":  # elsewhere looking would wait for the device
+                seeing = (size > 0).any(1).any(0).nonzero().flatten()
+                if not len(seeing):
+                    continue  # outside of the rows' window
+                if size.shape[-1] > 1:
+                    some = slice(int(seeing[0]), int(seeing[-1]) + 1)
+                    visible = visible[:, :, some]
+                    added = added[:, :, some] if added is not None and added.shape[2] > 1 else added
+                visible = None if visible.all() else visible
+        seen.append(_SeenBasket(keys, some, added, visible, size))
+    return seen
 
 
 def _basket_keys(baskets: Baskets, group: slice) -> list[slice | Tensor]:
@@ -119,6 +169,7 @@ def _calibrated_block(
     value: Tensor,
     bias: AttentionBias,
     baskets: Baskets,
+    seen: list[_SeenBasket],
     group: slice,
     rows: slice,
     *,
@@ -129,55 +180,44 @@ def _calibrated_block(
     """Returns the calibrated output (b, h, l, D_v) of some rows and heads of a group of sequences.
 
     ``query`` holds these rows alone, ``key`` and ``value`` all positions, each these heads alone. ``bias`` and
-    ``baskets`` are those of the whole batch; ``rows`` and ``group`` tell where in it.
+    ``baskets`` are those of the whole batch; ``rows`` and ``group`` tell where in it, and ``seen`` which baskets count.
     """
-    device, kernel = query.device, select_kernel(query, value)
+    kernel = select_kernel(query, value)
+    every = slice(0, query.shape[2])
     outputs: list[Tensor] = []
     lse: list[Tensor] = []
-    sizes: list[Tensor] = []  # (b or 1, H or 1, l or 1): the keys of the basket that each row sees
-    for n, keys in enumerate(_basket_keys(baskets, group)):
-        added, visible = bias.block(group, rows, keys, device)
-        if isinstance(keys, slice):
-            size = torch.full((1, 1, 1), keys.stop - keys.start, device=device)
-        else:
-            filled = baskets.filled[group, n * baskets.basket_size : (n + 1) * baskets.basket_size][:, None, None]
-            visible = filled if visible is None else visible & filled
-        if visible is not None:
-            size = visible.sum(-1)
-            if device.type == "cpu":  # elsewhere looking would wait for the device
-                if not visible.any():
-                    continue  # outside of the rows' window or in their future
-                visible = None if visible.all() else visible
+    for basket in seen:
         basket_output, basket_lse = attend_with_lse(
-            query,
-            _take_keys(key, keys),
-            _take_keys(value, keys),
-            bias=added,
-            visible=visible,
+            query[:, :, basket.rows],
+            _take_keys(key, basket.keys),
+            _take_keys(value, basket.keys),
+            bias=basket.bias,
+            visible=basket.visible,
             scale=scale,
             kernel=kernel,
         )
+        if basket.rows != every:
+            all_rows = basket_lse.new_full(query.shape[:3], MASKED)
+            all_rows[:, :, basket.rows] = basket_lse
+            basket_lse = all_rows
         outputs.append(basket_output)
         lse.append(basket_lse)
-        sizes.append(size)
 
     isolated_logits, isolated_visible = _isolated_logits(query, key, bias, baskets, group, rows, scale)
     shares = blended_shares(
         torch.stack(lse) if lse else isolated_logits[:0],
         isolated_logits,
-        _stack_sizes(sizes) if sizes else isolated_visible[:0].long(),
+        _stack_sizes([basket.size for basket in seen]) if seen else isolated_visible[:0].long(),
         isolated_visible,
         n_kept=baskets.n_kept,
         config=config,
         strength=strength,
     )
     isolated_value = expand_heads(_take_keys(value, baskets.isolated[group]), query.shape[1]).float()
-    if outputs:
-        result = outputs[0] * shares.baskets[0, ..., None]
-    else:  # rows that see isolated tokens alone
-        result = query.new_zeros((*query.shape[:3], value.shape[-1]), dtype=torch.float32)
-    for basket_output, share in zip(outputs[1:], shares.baskets[1:], strict=True):
-        result.addcmul_(basket_output, share[..., None])
+    shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    result = query.new_zeros(shape, dtype=torch.float32).transpose(1, 2)  # laid out as the kernel's outputs
+    for basket, basket_output, share in zip(seen, outputs, shares.baskets, strict=True):
+        result[:, :, basket.rows].addcmul_(basket_output, share[:, :, basket.rows, None])
     for i, share in enumerate(shares.isolated):
         result.addcmul_(isolated_value[:, :, i, None], share[..., None])
     return result

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
+from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -26,6 +27,7 @@ from fair_calibration.baskets import Baskets
 from fair_calibration.bias import AttentionBias
 from fair_calibration.calls import AttentionHandler, FusedCall, SoftmaxCall
 from fair_calibration.config import FairConfig
+from fair_calibration.last_layer import PooledRows
 from fair_calibration.pooled_row import calibrate_pooled_row
 from fair_calibration.softmax_weights import calibrate_weights
 
@@ -96,6 +98,7 @@ class CalibratedPass:
         baskets: The batch's geometry, on the model's device.
         config: A resolved config.
         strength: In (0, 1].
+        rows: Where only the pooled rows of the last layer, a calibrated one, are wanted: they begin there.
         n_calls: How many attention calls have been made so far.
     """
 
@@ -103,12 +106,17 @@ class CalibratedPass:
     baskets: Baskets
     config: FairConfig
     strength: float
+    rows: PooledRows | None = None
     n_calls: int = field(default=0)
 
     def _is_calibrated(self) -> bool:
         """Counts one more call and tells whether its turn is one of ``layers``."""
         self.n_calls += 1
         return self.n_calls - 1 in self.layers
+
+    def _begins_rows(self) -> PooledRows | None:
+        """Returns ``rows`` if the turn of the last of ``layers`` has come."""
+        return self.rows if self.n_calls - 1 == max(self.layers) else None
 
     def weigh(self, call: SoftmaxCall) -> Tensor:
         """Runs the softmax of one attention call and calibrates its weights if its turn is one of ``layers``."""
@@ -125,6 +133,8 @@ class CalibratedPass:
                     config=self.config,
                     strength=self.strength,
                 )
+            if (rows := self._begins_rows()) is not None:
+                rows.begin()
         return weights
 
     def attend(self, call: FusedCall) -> tuple[Tensor, Tensor | None]:
@@ -143,6 +153,9 @@ class CalibratedPass:
             # Rows of padding are written by nobody.
             allocate = call.value.new_zeros if padded else call.value.new_empty
             output = allocate((call.query.shape[0], length, call.query.shape[1], call.value.shape[-1]))
+        elif (rows := self._begins_rows()) is not None and all(self.baskets.is_calibrated):
+            # No one reads the other rows, so that there is no attention to compute but the pooled rows' own.
+            output = call.value.new_zeros((call.query.shape[0], length, call.query.shape[1], call.value.shape[-1]))
         else:
             output = call.run_plain()[0]
             if output.requires_grad:
@@ -160,7 +173,29 @@ class CalibratedPass:
                 config=self.config,
                 strength=self.strength,
             )
+        if not every_row and (rows := self._begins_rows()) is not None:
+            rows.begin()
         return output, None  # eager attention's weights would be the plain ones
+
+
+def base_implementation(transformer: Transformer) -> BaseImplementation:
+    """Returns the attention that a loaded transformer runs on.
+
+    Raises:
+        ValueError: It is one that cannot be calibrated.
+    """
+    if transformer.backend != "torch":
+        raise ValueError(
+            f"backend: calibration needs the torch backend, the model was loaded with {transformer.backend!r}"
+        )
+    current = transformer.model.config._attn_implementation
+    base = str(current).removeprefix("fair_")
+    if base not in BASE_IMPLEMENTATIONS:
+        raise ValueError(
+            f"attn_implementation: calibration works on top of {list(BASE_IMPLEMENTATIONS)}, the model was loaded "
+            f"with {current!r}; load it with model_kwargs={{'attn_implementation': 'sdpa'}}"
+        )
+    return base
 
 
 def implementation_name(base: BaseImplementation) -> str:

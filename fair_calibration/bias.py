@@ -41,13 +41,18 @@ class AttentionBias:
         mask = None if self.mask is None else _take(self.mask, sequences, rows, keys)
         position_bias = None if self.position_bias is None else _take(self.position_bias, sequences, rows, keys)
         seen = None
-        if self.causal:
+        if self.causal and not (isinstance(keys, slice) and keys.stop - 1 <= rows.start):
             row_positions = torch.arange(rows.start, rows.stop, device=device)[:, None]
             if isinstance(keys, slice):
                 seen = (torch.arange(keys.start, keys.stop, device=device) <= row_positions)[None, None]
             else:
                 seen = keys[:, None, None, :] <= row_positions
         return _merge(mask, position_bias, seen)
+
+    @property
+    def is_per_head(self) -> bool:
+        """Whether heads differ in what they see or are told."""
+        return any(tensor is not None and tensor.shape[1] > 1 for tensor in (self.mask, self.position_bias))
 
     def of_heads(self, heads: slice) -> AttentionBias:
         """Returns the part of some heads."""

@@ -54,17 +54,18 @@ def attend_with_lse(
     mask = bias
     if visible is not None:
         mask = torch.where(visible, 0.0 if bias is None else bias, MASKED)
-    key, value = expand_heads(key, query.shape[1]), expand_heads(value, query.shape[1])
     if kernel == "cpu_flash":
         # 127 keys take this op 1.6 times as long as 128 (torch 2.13, AVX-512), so hidden ones fill up the last vector.
         if n_missing := -key.shape[2] % _VECTOR:
             key, value = (torch.nn.functional.pad(tensor, (0, 0, 0, n_missing)) for tensor in (key, value))
             mask = key.new_zeros(1, 1, 1, key.shape[2] - n_missing, dtype=torch.float32) if mask is None else mask
             mask = torch.nn.functional.pad(mask, (0, n_missing), value=MASKED)
+        key, value = expand_heads(key, query.shape[1]), expand_heads(value, query.shape[1])
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, False, attn_mask=mask, scale=scale
         )
         return output, lse
+    key, value = expand_heads(key, query.shape[1]), expand_heads(value, query.shape[1])
     logits = query.float() @ key.float().transpose(-1, -2) * scale
     if mask is not None:
         logits = logits + mask
@@ -73,6 +74,8 @@ def attend_with_lse(
 
 
 def expand_heads(tensor: Tensor, n_heads: int) -> Tensor:
-    """Repeats the key or value heads (b, H_kv, n, D) of grouped-query attention to (b, H, n, D)."""
+    """Repeats the key or value heads (b, H_kv, n, D) of grouped-query attention to (b, H, n, D); one is not copied."""
     n_groups = n_heads // tensor.shape[1]
+    if tensor.shape[1] == 1:
+        return tensor.expand(-1, n_heads, -1, -1)
     return tensor if n_groups == 1 else tensor.repeat_interleave(n_groups, dim=1)

@@ -38,13 +38,19 @@ class FairSentenceTransformer(SentenceTransformer):
     _module_classes = {f"{FairTransformer.__module__}.{FairTransformer.__qualname__}": FairTransformer}
 
     def __init__(
-        self, model_name_or_path: str | None = None, *, config: FairConfig | None = None, **kwargs: Any
+        self,
+        model_name_or_path: str | None = None,
+        *,
+        config: FairConfig | None = None,
+        pooled_row_only: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Loads a model and calibrates it.
 
         Args:
             model_name_or_path: A Hugging Face name or a local folder, also of a saved calibrated model.
             config: The settings; None for those the model was saved with, or else the defaults.
+            pooled_row_only: As of `calibrate`; it is not saved.
             **kwargs: SentenceTransformer's.
 
         Raises:
@@ -56,11 +62,12 @@ class FairSentenceTransformer(SentenceTransformer):
         super().__init__(None if model_name_or_path is None else str(model_name_or_path), **kwargs)
         transformer = _find_transformer(self)
         saved = transformer.fair_config if isinstance(transformer, FairTransformer) else None
-        if saved is not None and config in (None, saved):
-            return  # loaded as it was saved
-        fair = FairTransformer.from_transformer(transformer, config or FairConfig())
-        replace_module(self._modules, transformer, fair)
-        fair.on_model_ready(self)
+        if saved is None or config not in (None, saved):  # else it is loaded as it was saved
+            fair = FairTransformer.from_transformer(transformer, config or FairConfig())
+            replace_module(self._modules, transformer, fair)
+            fair.on_model_ready(self)
+        if pooled_row_only:
+            self.fair.use_pooled_row_only(self)
 
     def _load_converted_modules(
         self, model_name_or_path: str, *_: Any, model_type: str | None = None, **__: Any
@@ -97,7 +104,12 @@ class FairSentenceTransformer(SentenceTransformer):
         is_named = prompt_name is not None and prompt_name.lower().endswith("query")
         if is_named and kwargs.get("task") is None and has_one_route(self):
             kwargs["task"] = "query"
-        output_value = kwargs.get("output_value", args[3] if len(args) > 3 else None)
+        output_value = kwargs.get("output_value", args[3] if len(args) > 3 else "sentence_embedding")
+        if output_value != "sentence_embedding" and self.fair.is_pooled_row_only and kwargs.get("task") != "query":
+            raise ValueError(
+                f"output_value: with pooled_row_only there is only the sentence_embedding, got {output_value!r}; "
+                "calibrate without it, or use the plain model"
+            )
         if output_value == "token_embeddings" and self.fair_config.chunk_size and kwargs.get("task") != "query":
             raise ValueError(
                 "output_value: documents in chunks (chunk_size) have no token embeddings, only a joined vector; "
@@ -178,13 +190,18 @@ class _CountingQueue:
         self._queue.put((result, self._model.fair.counter.take()))
 
 
-def calibrate(model: SentenceTransformer, config: FairConfig | None = None) -> FairSentenceTransformer:
+def calibrate(
+    model: SentenceTransformer, config: FairConfig | None = None, *, pooled_row_only: bool | None = None
+) -> FairSentenceTransformer:
     """Returns a calibrated model that shares the given model's weights; the given one stays plain and usable.
 
     Args:
         model: A SentenceTransformer whose first module is a transformer, also behind a Router: the one that documents
             pass is calibrated. A calibrated model gets the new settings.
         config: The settings; None for those that it was calibrated with before, or else the defaults.
+        pooled_row_only: Whether documents leave out what is not read of the last layer, for cls and last-token pooling:
+            attention and linear layers of all rows but the pooled one. Vectors are the same up to rounding; there are
+            no token embeddings. It is tried on the model first. None for what it was before, or else False.
 
     Returns:
         A FairSentenceTransformer with the same prompts, modules, similarity and dimensions. Weights are shared, so that
@@ -208,9 +225,14 @@ def calibrate(model: SentenceTransformer, config: FairConfig | None = None) -> F
     transformer = _find_transformer(modules.values())
     own_kwargs = (model.module_kwargs or {}).get(next(iter(modules)), ())
     config = config or (transformer.fair_config if isinstance(transformer, FairTransformer) else FairConfig())
+    if pooled_row_only is None:
+        pooled_row_only = isinstance(transformer, FairTransformer) and transformer.is_pooled_row_only
     fair = FairTransformer.from_transformer(transformer, config, own_kwargs=own_kwargs)
     replace_module(modules, transformer, fair)
-    return _assemble(FairSentenceTransformer, model, modules)
+    calibrated = _assemble(FairSentenceTransformer, model, modules)
+    if pooled_row_only:
+        calibrated.fair.use_pooled_row_only(calibrated)
+    return calibrated
 
 
 def uncalibrate(model: FairSentenceTransformer) -> SentenceTransformer:

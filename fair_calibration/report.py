@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,6 +82,17 @@ class DocumentCounter:
         DocumentCounter.__init__(self)
 
 
+def count_truncated(features: Mapping[str, Any], max_seq_length: int | None) -> int:
+    """Returns how many of the documents that a tokenizer made ``features`` of were cut off."""
+    encodings = getattr(features, "encodings", None)
+    if encodings is not None:
+        return sum(bool(encoding.overflowing) for encoding in encodings)
+    # Slow tokenizers keep no record of what they cut off: documents that fill the limit count as truncated.
+    if "attention_mask" not in features or max_seq_length is None:
+        return 0
+    return int((features["attention_mask"].sum(-1) >= max_seq_length).sum())
+
+
 @dataclass(frozen=True)
 class Summary:
     """The calibration in use in one model; `str` of it is made to be printed.
@@ -94,6 +106,7 @@ class Summary:
         mechanism: How the attention is reached.
         counts: What became of the documents so far.
         max_seq_length: Where documents are truncated, in tokens.
+        pooled_row_only: Whether the last layer is computed for the pooled rows alone.
     """
 
     model: str
@@ -104,6 +117,7 @@ class Summary:
     mechanism: str
     counts: DocumentCounts
     max_seq_length: int | None
+    pooled_row_only: bool = False
 
     def __str__(self) -> str:
         return "\n".join(
@@ -126,7 +140,7 @@ class Summary:
         return [
             f"{self.model}: strength {config.strength}, baskets of {config.basket_size} tokens",
             f"  layers     {_spans(self.layers)} of {self.n_layers} ({', '.join(sorted(set(self.modules)))})",
-            f"  rows       {rows}",
+            f"  rows       {rows}" + ("; the last layer is computed for no other" if self.pooled_row_only else ""),
             f"  isolated   {isolated}"
             + ("" if config.isolate == "none" else f", keeping {share}")
             + ("; baskets weigh by size" if config.last_basket == "proportional" else ""),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -14,9 +16,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 
 from fair_calibration.attention import (
-    BASE_IMPLEMENTATIONS,
-    BaseImplementation,
     CalibratedPass,
+    base_implementation,
     handle_attention,
     register_implementations,
 )
@@ -26,10 +27,11 @@ from fair_calibration.chunk_encoder import ChunkEncoder
 from fair_calibration.chunks import Frame, frame_of
 from fair_calibration.config import FairConfig, validate_strength
 from fair_calibration.discovery import Discovery, Probe, discover, model_name, set_implementation
-from fair_calibration.report import DocumentCounter, DocumentCounts, Summary
+from fair_calibration.last_layer import LastLayer, PooledRows, prove
+from fair_calibration.poolings import excluded_prompt, mode_names, single_mode
+from fair_calibration.report import DocumentCounter, DocumentCounts, Summary, count_truncated
 from fair_calibration.routes import document_path, own_tasks
 
-_POOLING_MODES = {"cls": "cls", "lasttoken": "last", "mean": "mean", "mean_sqrt_len_tokens": "mean"}
 _PROBE = ["one", "A probe of two lengths, so that one of the two sequences is padded."]
 _OWN_STATE = {
     "fair_config",
@@ -37,6 +39,7 @@ _OWN_STATE = {
     "_base_implementation",
     "_discovery",
     "_frames",
+    "_last_layer",
     "_own_kwargs",
     "_own_tasks",
     "_poolings",
@@ -100,27 +103,14 @@ class FairTransformer(Transformer):
             config = FairConfig()
         self.fair_config = config if isinstance(config, FairConfig) else FairConfig.from_dict(config)
         self.counter = DocumentCounter()
-        self._base_implementation = self._check_implementation()
+        self._base_implementation = base_implementation(self)
         self._discovery: Discovery | None = None
         self._own_kwargs: frozenset[str] = frozenset()
         self._own_tasks: frozenset[str] = frozenset()
         # Read at every call, as they may be changed; in a list, as they are no submodules of this one.
         self._poolings: list[Pooling] = []
         self._frames: dict[str | None, Frame] = {}
-
-    def _check_implementation(self) -> BaseImplementation:
-        if self.backend != "torch":
-            raise ValueError(
-                f"backend: calibration needs the torch backend, the model was loaded with {self.backend!r}"
-            )
-        current = self.model.config._attn_implementation
-        base = str(current).removeprefix("fair_")
-        if base not in BASE_IMPLEMENTATIONS:
-            raise ValueError(
-                f"attn_implementation: calibration works on top of {list(BASE_IMPLEMENTATIONS)}, the model was loaded "
-                f"with {current!r}; load it with model_kwargs={{'attn_implementation': 'sdpa'}}"
-            )
-        return base
+        self._last_layer: LastLayer | None = None  # if it is computed for the pooled rows alone
 
     def on_model_ready(self, model: nn.Module) -> None:
         """Resolves the settings for the model this is part of and finds its attention layers, by one forward pass.
@@ -141,6 +131,36 @@ class FairTransformer(Transformer):
         config.select_layers(len(discovery.modules))  # whether they are there is to be known now
         self._discovery = discovery
 
+    def use_pooled_row_only(self, model: nn.Module) -> None:
+        """Has the last layer computed for the pooled rows alone from now on, if that leaves them as they are.
+
+        Args:
+            model: The model this is part of.
+
+        Raises:
+            ValueError: Other rows are read, the last layer is not calibrated, or the model does not lend itself to it.
+        """
+        config, discovery = self._require_ready()
+        device = getattr(model, "device", self.model.device)
+        mask = self._run_probe(device).attention_mask
+        probing = replace(config, basket_size=1, min_content=1, isolate="none")  # so that the probe is long enough
+        baskets = build_baskets(mask, probing).to(mask.device)
+        layers = frozenset(config.select_layers(len(discovery.modules)))
+
+        def encode(rows: PooledRows | None) -> torch.Tensor:
+            calibrated_pass = CalibratedPass(layers, baskets, probing, strength=0.5, rows=rows)
+            with discovery.handle(calibrated_pass, mask), rows or nullcontext():
+                return self._run_probe(device).output
+
+        modes, n_layers = mode_names(self._poolings), len(discovery.modules)
+        rows = PooledRows(baskets.pooled, mask.shape[1])
+        self._last_layer = prove(self.model, model_name(self.model), config, modes, n_layers, rows, encode)
+
+    @property
+    def is_pooled_row_only(self) -> bool:
+        """Whether documents leave out what is not read of the last layer."""
+        return self._last_layer is not None
+
     def use_poolings(self, model: nn.Module) -> None:
         """Takes note of the pooling that the model has now, a Router's by its route for documents."""
         self._poolings = [module for module in document_path(model.children()) if isinstance(module, Pooling)]
@@ -148,7 +168,7 @@ class FairTransformer(Transformer):
     def _resolve(self) -> FairConfig:
         """Returns the settings with nothing left on "auto", by the model's pooling as it is now."""
         config = self.fair_config
-        return config.resolve(_pooling_mode(self._poolings) if config.pooling == "auto" else config.pooling)
+        return config.resolve(single_mode(self._poolings) if config.pooling == "auto" else config.pooling)
 
     def _run_probe(self, device: torch.device) -> Probe:
         with _tokenizing:
@@ -175,7 +195,7 @@ class FairTransformer(Transformer):
         with _tokenizing:
             features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
             if features and kwargs.get("task") != "query":
-                features["n_truncated"] = self._count_truncated(features)
+                features["n_truncated"] = count_truncated(features, self.max_seq_length)
         return features
 
     def _preprocess_whole(self, inputs: Any, prompt: str | None, **kwargs: Any) -> dict[str, Any]:
@@ -190,15 +210,6 @@ class FairTransformer(Transformer):
                 pair = [super(FairTransformer, self).preprocess([t], prompt=prompt, **kwargs) for t in ("", "a")]
                 self._frames[prompt] = frame_of(*(p["input_ids"][0][p["attention_mask"][0] > 0].tolist() for p in pair))
         return {**features, "frame": self._frames[prompt]} if features else features
-
-    def _count_truncated(self, features: dict[str, Any]) -> int:
-        encodings = getattr(features, "encodings", None)
-        if encodings is not None:
-            return sum(bool(encoding.overflowing) for encoding in encodings)
-        # Slow tokenizers keep no record of what they cut off: documents that fill the limit count as truncated.
-        if "attention_mask" not in features or self.max_seq_length is None:
-            return 0
-        return int((features["attention_mask"].sum(-1) >= self.max_seq_length).sum())
 
     def forward(
         self, features: dict[str, Any], task: str | None = None, strength: float | None = None, **kwargs: Any
@@ -247,28 +258,40 @@ class FairTransformer(Transformer):
                 "gradient checkpointing recomputes attention outside of the calibrated pass, uncalibrated; train with "
                 "model[0].model.gradient_checkpointing_disable() or strength=0"
             )
-        n_documents = features["attention_mask"].shape[0]
-        if strength == 0.0:
-            counts = DocumentCounts(plain=n_documents, truncated=n_truncated)
+        if strength > 0:
+            result, counts = self._forward_calibrated(features, config, discovery, strength, **kwargs)
+        else:
+            counts = DocumentCounts(plain=features["attention_mask"].shape[0])
             with discovery.handle(None, features["attention_mask"]):
                 result = super().forward(features, **kwargs)
-        else:
-            baskets = build_baskets(features["attention_mask"], config, prompt_length=self.excluded_prompt(features))
-            n_calibrated = sum(baskets.is_calibrated)
-            counts = DocumentCounts(n_calibrated, n_documents - n_calibrated, truncated=n_truncated)
-            layers = frozenset(config.select_layers(len(discovery.modules)))
-            calibrated_pass = CalibratedPass(layers, baskets.to(features["attention_mask"].device), config, strength)
-            handler = calibrated_pass if n_calibrated else None
-            with discovery.handle(handler, features["attention_mask"]):
-                result = super().forward(features, **kwargs)
-            if n_calibrated and calibrated_pass.n_calls != len(discovery.modules):
-                raise ValueError(
-                    f"{model_name(self.model)} made {calibrated_pass.n_calls} attention calls instead of the "
-                    f"{len(discovery.modules)} recorded. Was its attn_implementation changed, or layers added? "
-                    "Calibrate the model again"
-                )
-        self.counter.add(counts, max_seq_length=self.max_seq_length)
+        self.counter.add(counts._replace(truncated=n_truncated), max_seq_length=self.max_seq_length)
         return result
+
+    def _forward_calibrated(
+        self, features: dict[str, Any], config: FairConfig, discovery: Discovery, strength: float, **kwargs: Any
+    ) -> tuple[dict[str, Any], DocumentCounts]:
+        mask = features["attention_mask"]
+        baskets = build_baskets(mask, config, prompt_length=self.excluded_prompt(features)).to(mask.device)
+        counts = DocumentCounts(sum(baskets.is_calibrated), mask.shape[0] - sum(baskets.is_calibrated))
+        if not counts.calibrated:
+            with discovery.handle(None, mask):
+                return super().forward(features, **kwargs), counts
+        rows = None
+        if self._last_layer is not None:
+            rows = self._last_layer.rows(config, mode_names(self._poolings), baskets)
+        layers = frozenset(config.select_layers(len(discovery.modules)))
+        calibrated_pass = CalibratedPass(layers, baskets, config, strength, rows)
+        with discovery.handle(calibrated_pass, mask), rows or nullcontext():
+            result = super().forward(features, **kwargs)
+        if calibrated_pass.n_calls != len(discovery.modules):
+            raise ValueError(
+                f"{model_name(self.model)} made {calibrated_pass.n_calls} attention calls instead of the "
+                f"{len(discovery.modules)} recorded. Was its attn_implementation changed, or layers added? "
+                "Calibrate the model again"
+            )
+        if self._last_layer is not None and rows is not None:
+            result = self._last_layer.without_others(rows, result, self.module_output_name)
+        return result, counts
 
     def _takes_own_tasks(self, task: str | None) -> bool:
         return "task" in self._own_kwargs or task in self._own_tasks
@@ -321,10 +344,7 @@ class FairTransformer(Transformer):
 
     def excluded_prompt(self, features: dict[str, Any]) -> int:
         """Returns the number of leading tokens that pooling leaves out."""
-        if all(pooling.include_prompt for pooling in self._poolings) or "prompt_length" not in features:
-            return 0
-        length = features["prompt_length"]
-        return int(length.reshape(-1)[0]) if torch.is_tensor(length) else int(length or 0)
+        return excluded_prompt(self._poolings, features)
 
     def _require_ready(self) -> tuple[FairConfig, Discovery]:
         if self._discovery is None:
@@ -345,6 +365,7 @@ class FairTransformer(Transformer):
             layers=layers,
             modules=tuple(discovery.modules[i] for i in layers),
             mechanism=discovery.mechanism,
+            pooled_row_only=self.is_pooled_row_only,
             counts=self.counter.counts,
             max_seq_length=self.max_seq_length,
         )
@@ -365,14 +386,3 @@ def _is_query(task: str | None, *, own_tasks: bool) -> bool:
     if task not in (None, "query", "document"):
         raise ValueError(f"task: expected 'query', 'document' or None, got {task!r}; only queries are encoded plainly")
     return task == "query"
-
-
-def _pooling_mode(poolings: list[Pooling]) -> str:
-    modes = [pooling.pooling_mode for pooling in poolings]
-    if len(modes) == 1 and isinstance(modes[0], str) and modes[0] in _POOLING_MODES:
-        return _POOLING_MODES[modes[0]]
-    found = f"its pooling is {modes[0]!r}" if len(modes) == 1 else f"it has {len(modes)} Pooling modules"
-    raise ValueError(
-        f"pooling: 'auto' needs a model with one Pooling module of {sorted(_POOLING_MODES)}, but {found}; "
-        "choose the rows to calibrate with FairConfig(pooling='cls', 'last' or 'mean')"
-    )

@@ -112,7 +112,7 @@ def test_all_settings(
 ) -> None:
     quickstart(passages, "--all-settings", "--passages-per-document", "4", "--seed", "3")
     captured = capsys.readouterr()
-    settings = ["plain", "fair .5", "fair 1", "fair .5, BOS isolated", "fair 1, BOS isolated"]
+    settings = ["plain", "fair .5", "fair 1", "fair .5, BOS isolated", "fair 1, BOS isolated", "even chunks"]
     rows = read_table(captured.out)
     assert list(rows) == ["BM25", *(f"BM25 + {s}" for s in settings), *(f"dense {s}" for s in settings)]
     assert "on 4 collections of 3 documents of 4 passages, with 4 queries each" in captured.out

@@ -164,10 +164,38 @@ def test_a_batch_of_one_short_sequence_is_left_alone(pooling: str) -> None:
     assert torch.equal(case.fast_on_accelerator(), case.plain())
 
 
+def test_rows_that_see_nothing_of_a_basket_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case((20,), isolate="none").to(torch.float32)  # 5 baskets of 4
+    position = torch.arange(20)
+    causal = position <= position[:, None]
+    window = causal & (position > position[:, None] - 6)
+    rows: list[tuple[int, int, bool]] = []
+    attend_with_lse = all_rows.attend_with_lse
+
+    def spy(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        rows.append((query.shape[2], key.shape[2], kwargs["visible"] is not None))
+        return attend_with_lse(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(all_rows, "attend_with_lse", spy)
+    monkeypatch.setattr(all_rows, "_ROWS_PER_BLOCK", 12)
+    for masked, expected in (
+        (replace(case, mask=causal[None, None]), [12, 8, 4, 8, 8, 8, 8, 4]),  # rows 0 to 11, then 12 to 19
+        (replace(case, causal=True), [12, 8, 4, 8, 8, 8, 8, 4]),
+        (replace(case, mask=window[None, None]), [9, 8, 4, 1, 5, 8, 4]),
+    ):
+        rows.clear()
+        assert_fast_equals_reference(masked)
+        on_cpu = [n_rows for n_rows, n_keys, _ in rows[: len(expected)]]
+        assert on_cpu == expected
+    rows.clear()
+    replace(case, causal=True).fast()
+    assert [masked for _, _, masked in rows] == [True, True, True, False, False, False, True, True]
+
+
 def test_rows_and_heads_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     variants = masked_variants(make_case((23, 11), isolate="bos", n_heads=4, n_kv=2).to(torch.float32))
     attend_with_lse = all_rows.attend_with_lse
-    for case in variants.values():
+    for name, case in variants.items():
         with monkeypatch.context() as patch:
             whole, on_accelerator = case.fast(), case.fast_on_accelerator()
             shapes: set[tuple[int, int]] = set()
@@ -182,7 +210,11 @@ def test_rows_and_heads_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> 
             patch.setattr(all_rows, "_ROWS_PER_BLOCK", 5)
             patch.setattr(all_rows, "_CPU_BYTES", 1)
             assert_close(case.fast(), whole, 1e-6)
-            assert shapes == {(2, 5), (2, 3), (2, 1)}  # one of two key-value heads, 23 and 11 rows in blocks of 5
+            # One of two key-value heads, 23 and 11 rows in blocks of 5; of each those that see any of a basket.
+            assert {n_heads for n_heads, _ in shapes} == {2}
+            assert max(n_rows for _, n_rows in shapes) == 5
+            if name == "none":
+                assert shapes == {(2, 5), (2, 3), (2, 1)}
             shapes.clear()
             patch.setattr(all_rows, "_DEVICE_BYTES", 1)
             assert_close(case.fast_on_accelerator(), on_accelerator, 1e-6)
