@@ -250,7 +250,7 @@ def _encode(encoder: DocumentEncoder, pending: PendingShards, bar: tqdm[Any]) ->
 
     def parts() -> Iterator[tuple[list[str], list[str]]]:
         for shard in pending:
-            slices = list(_parts(shard.texts))
+            slices = list(text_parts(shard.texts))
             for part in slices:
                 ends.append(shard if part is slices[-1] else None)
                 yield shard.docnos[part], shard.texts[part]
@@ -263,7 +263,7 @@ def _encode(encoder: DocumentEncoder, pending: PendingShards, bar: tqdm[Any]) ->
             vectors = []
 
 
-def _parts(texts: Sequence[str]) -> Iterator[slice]:
+def text_parts(texts: Sequence[str]) -> Iterator[slice]:
     """Cuts a shard where it has so much text that its tokens would not fit into memory together."""
     start = n_characters = 0
     for i, text in enumerate(texts):

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from fair_indexing.duplicates import DocnoHashes
 
-_JSON_LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
-_PARQUET = (".parquet",)
+JSON_LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
+PARQUET = (".parquet",)
 _ROWS_AT_ONCE = 1024
 _SHOWN = 40
 
@@ -176,15 +176,15 @@ def count_documents(source: Source) -> int:
 def _open_files(path: Path, fields: tuple[str, str]) -> Source:
     files = [path]
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.name.endswith(_JSON_LINES + _PARQUET))
+        files = sorted(p for p in path.iterdir() if p.name.endswith(JSON_LINES + PARQUET))
         if not files:
-            raise ValueError(f"source: the folder {path} holds no files named {', '.join(_JSON_LINES + _PARQUET)}")
+            raise ValueError(f"source: the folder {path} holds no files named {', '.join(JSON_LINES + PARQUET)}")
     for file in files:
         if not file.exists():
             raise FileNotFoundError(f"source: no such file: {file}")
-        if not file.name.endswith(_JSON_LINES + _PARQUET):
-            raise ValueError(f"source: expected a file named {', '.join(_JSON_LINES + _PARQUET)}, got {file}")
-    sizes = [_parquet_rows(file, fields) if file.name.endswith(_PARQUET) else None for file in files]
+        if not file.name.endswith(JSON_LINES + PARQUET):
+            raise ValueError(f"source: expected a file named {', '.join(JSON_LINES + PARQUET)}, got {file}")
+    sizes = [_parquet_rows(file, fields) if file.name.endswith(PARQUET) else None for file in files]
     documents = None if None in sizes else sum(cast(list[int], sizes))
     begins: list[int] = []  # of each file read so far, the number of its first document
 
@@ -193,14 +193,14 @@ def _open_files(path: Path, fields: tuple[str, str]) -> Source:
         begins.clear()
         for file in files:
             begins.append(number)
-            for pair in (_read_parquet if file.name.endswith(_PARQUET) else _read_json_lines)(file, fields):
+            for pair in (_read_parquet if file.name.endswith(PARQUET) else _read_json_lines)(file, fields):
                 yield pair
                 number += 1
 
     def locate(number: int) -> str:
         i = max((i for i, begin in enumerate(begins) if begin <= number), default=0)
         row = number - (begins[i] if begins else 0)
-        return f"{files[i]}, row {row}" if files[i].name.endswith(_PARQUET) else f"{files[i]}, line {row + 1}"
+        return f"{files[i]}, row {row}" if files[i].name.endswith(PARQUET) else f"{files[i]}, line {row + 1}"
 
     return Source(
         name=str(path),
