@@ -646,3 +646,15 @@ def test_two_columns_of_one_name(make_encoder: MakeEncoder) -> None:
 def test_sizes_must_be_integers(name: str, value: Any, make_encoder: MakeEncoder) -> None:
     with pytest.raises(TypeError, match=f"{name}: expected an integer of at least 1"):
         make_encoder(**{name: value})
+
+
+def test_a_model_without_the_rest_of_its_last_layer(tiny_model: TinyModel) -> None:
+    """`calibrate(..., pooled_row_only=True)` stays with the encoder, also when settings are changed."""
+    plain = tiny_model("bert", "cls")
+    encoder = FairBiEncoder(calibrate(plain, CONFIG, pooled_row_only=True))
+    for layers in (2, 1):
+        encoder.layers = layers
+        vectors = encoder.encode_docs(TEXTS)
+        assert encoder.summary().pooled_row_only
+        whole = FairBiEncoder.from_config(plain, encoder.fair_config).encode_docs(TEXTS)
+        np.testing.assert_allclose(vectors, whole, atol=1e-6)
