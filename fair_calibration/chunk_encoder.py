@@ -7,7 +7,7 @@ the model's inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -25,6 +25,22 @@ _OF_TOKENS = {"input_ids", "token_type_ids"}
 _NO_TOKENS = {"attention_mask", "prompt_length"}
 
 
+def longest_input(frame: Frame, config: FairConfig, max_seq_length: int | None) -> int:
+    """Returns the most tokens of one input, by default 512 between prefix and suffix.
+
+    Raises:
+        ValueError: The chunks do not fit into the model's inputs.
+    """
+    size = config.chunk_size or 0
+    limit = max(size, 512) + sum(frame) if max_seq_length is None else max_seq_length
+    if limit < size + sum(frame):
+        raise ValueError(
+            f"chunk_size: chunks of {size} tokens, and the {sum(frame)} that prompt and special tokens take, do not "
+            f"fit into max_seq_length={limit}; use chunk_size={max(1, limit - sum(frame))}"
+        )
+    return limit
+
+
 class ChunkEncoder:
     """One batch of documents, of which the long ones are encoded in even chunks."""
 
@@ -35,7 +51,7 @@ class ChunkEncoder:
         config: FairConfig,
         *,
         run: Callable[[dict[str, Any]], Tensor],
-        poolings: Sequence[Pooling],
+        pooling: Pooling,
         max_seq_length: int | None,
         tokenizer: Any,
     ) -> None:
@@ -46,26 +62,14 @@ class ChunkEncoder:
             frame: What stands around every text.
             config: Resolved; with a ``chunk_size``.
             run: Takes features of inputs and returns token embeddings, (R, K, D).
-            poolings: The model's Pooling modules.
+            pooling: What makes one vector of token embeddings.
             max_seq_length: The longest input in tokens, None for no limit.
             tokenizer: The model's.
 
         Raises:
-            ValueError: The chunks do not fit into the model's inputs, the model pools in more than one way, or it takes
-                features that are not known here.
+            ValueError: The chunks do not fit into the model's inputs, or it takes features that are not known here.
         """
-        size = config.chunk_size or 0
-        limit = max(size, 512) + sum(frame) if max_seq_length is None else max_seq_length
-        if limit < size + sum(frame):
-            raise ValueError(
-                f"chunk_size: chunks of {size} tokens, and the {sum(frame)} that prompt and special tokens take, do "
-                f"not fit into max_seq_length={limit}; use chunk_size={max(1, limit - sum(frame))}"
-            )
-        if len(poolings) != 1 or not isinstance(poolings[0].pooling_mode, str):
-            raise ValueError(
-                "chunk_size: expected a model with one Pooling module of one mode, got "
-                f"{[pooling.pooling_mode for pooling in poolings]}"
-            )
+        self._limit = longest_input(frame, config, max_seq_length)
         self._mask = features["attention_mask"]
         tensors = {name: value for name, value in features.items() if torch.is_tensor(value) and name not in _NO_TOKENS}
         if unknown := sorted(tensors.keys() - _OF_TOKENS):
@@ -74,10 +78,9 @@ class ChunkEncoder:
             )
         self._tensors = tensors
         self._prompt = {name: features[name] for name in ("prompt_length",) if name in features}
-        self._frame, self._config, self._run, self._pooling = frame, config, run, poolings[0]
-        self._limit = limit
+        self._frame, self._config, self._run, self._pooling = frame, config, run, pooling
         self._pad_id = getattr(tokenizer, "pad_token_id", None) or 0
-        self._cut_start = getattr(tokenizer, "truncation_side", "right") == "left"
+        self._cuts_start = getattr(tokenizer, "truncation_side", "right") == "left"
         self._content = content_ranges(self._mask, frame)
         self._n_content = [stop - start for start, stop in self._content]
         self._is_long = [n >= config.min_content_tokens for n in self._n_content]
@@ -109,7 +112,12 @@ class ChunkEncoder:
     def _kept(self, n_tokens: int) -> tuple[int, int]:
         """Returns the range of a document's content that the plain model reads."""
         room = max(0, self._limit - sum(self._frame))
-        return (max(0, n_tokens - room), n_tokens) if self._cut_start else (0, min(n_tokens, room))
+        if n_tokens > room and self._cuts_start:
+            raise ValueError(
+                "strength: below 1, the plain vector of a document that is too long is needed as well, but truncation "
+                "at the start (truncation_side='left') is not done here; use strength=1, or 0 from the beginning"
+            )
+        return 0, min(n_tokens, room)
 
     def _join(self, documents: list[int]) -> Tensor:
         config = self._config

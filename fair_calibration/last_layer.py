@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from fair_calibration.baskets import Baskets
 from fair_calibration.config import FairConfig
+from fair_calibration.poolings import check_pooled_directly
 
 # Largest difference to the whole layer, relative to the largest value: roundings of products of other shapes, behind
 # norms. Rows that are mixed, or computed from numbers without a meaning, are off by about 1.
@@ -84,16 +85,16 @@ class LastLayer:
     n_layers: int
     n_linear: int
 
-    def rows(self, config: FairConfig, poolings: Sequence[str], baskets: Baskets) -> PooledRows | None:
+    def rows(self, config: FairConfig, followers: Sequence[nn.Module], baskets: Baskets) -> PooledRows | None:
         """Returns the rows of a batch; None where they cannot be told apart, and all are computed.
 
         Raises:
-            ValueError: The poolings or settings were changed, so that other rows are read.
+            ValueError: The modules behind it or settings were changed, so that other rows are read.
         """
         n_sequences, length = baskets.segment_of_key.shape
         if n_sequences == length:
             return None
-        _check(config, poolings, self.n_layers)
+        _check(config, followers, self.n_layers)
         return PooledRows(baskets.pooled, length)
 
     def without_others(self, rows: PooledRows, result: dict[str, Any], output: str) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def prove(
     model: nn.Module,
     name: str,
     config: FairConfig,
-    poolings: Sequence[str],
+    followers: Sequence[nn.Module],
     n_layers: int,
     rows: PooledRows,
     encode: Callable[[PooledRows | None], Tensor],
@@ -130,7 +131,7 @@ def prove(
         model: The transformer.
         name: What errors call it.
         config: A resolved config.
-        poolings: What the model's Pooling modules do, in the config's terms where there are any.
+        followers: The modules that documents pass behind the transformer.
         n_layers: Its attention layers.
         rows: Those of the probe, used up by this.
         encode: Runs the calibrated model over the probe, with these rows or whole, giving its output (B, L, D).
@@ -139,7 +140,7 @@ def prove(
         ValueError: Other rows are read, the last layer is not calibrated, the pooled rows come out otherwise, or there
             is nothing that could be left out.
     """
-    _check(config, poolings, n_layers)
+    _check(config, followers, n_layers)
     training = [(module, module.training) for module in model.modules()]
     model.train(False)
     try:
@@ -176,17 +177,13 @@ def prove(
     return LastLayer(name, n_layers, rows.n_linear)
 
 
-def _check(config: FairConfig, poolings: Sequence[str], n_layers: int) -> None:
+def _check(config: FairConfig, followers: Sequence[nn.Module], n_layers: int) -> None:
     """Checks that nothing but the pooled rows of the last layer is read, and that it is calibrated."""
     if config.chunk_size is not None:
         raise ValueError("pooled_row_only: chunks (chunk_size) are encoded by the plain model, whole; set it to False")
     if config.pooling == "mean":
         raise ValueError("pooled_row_only: mean pooling reads every row of the last layer; set it to False")
-    if list(poolings) != [config.pooling]:
-        raise ValueError(
-            f"pooled_row_only: only the row of {config.pooling!r} pooling would be computed, but the model pools by "
-            f"{list(poolings)}; set it to False"
-        )
+    check_pooled_directly(followers, config, setting="pooled_row_only")
     if n_layers - 1 not in config.select_layers(n_layers):
         raise ValueError(
             f"pooled_row_only: layer {n_layers - 1}, the last one, is not among the calibrated ones (layers="

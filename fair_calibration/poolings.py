@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+
+from fair_calibration.config import FairConfig
 
 _MODES = {"cls": "cls", "lasttoken": "last", "mean": "mean", "mean_sqrt_len_tokens": "mean"}
-
-
-def mode_names(poolings: Sequence[Pooling]) -> list[str]:
-    """Returns their modes, in the config's terms where there are any."""
-    return [_MODES.get(str(pooling.pooling_mode), str(pooling.pooling_mode)) for pooling in poolings]
 
 
 def single_mode(poolings: Sequence[Pooling]) -> str:
@@ -30,6 +28,34 @@ def single_mode(poolings: Sequence[Pooling]) -> str:
         f"pooling: 'auto' needs a model with one Pooling module of {sorted(_MODES)}, but {found}; "
         "choose the rows to calibrate with FairConfig(pooling='cls', 'last' or 'mean')"
     )
+
+
+def check_pooled_directly(followers: Sequence[nn.Module], config: FairConfig, *, setting: str) -> Pooling:
+    """Returns the Pooling module right behind the transformer, if it is the only one and pools as the config says.
+
+    Args:
+        followers: The modules that documents pass behind the transformer.
+        config: A resolved config.
+        setting: What needs it, for the error.
+
+    Raises:
+        ValueError: There is another module in between, another Pooling module, or it pools otherwise.
+    """
+    poolings: list[Pooling] = [module for module in followers if isinstance(module, Pooling)]
+    if len(poolings) != 1 or followers[0] is not poolings[0]:
+        raise ValueError(
+            f"{setting}: expected one Pooling module, right behind the transformer, got "
+            f"{[type(module).__name__ for module in followers]}; leave {setting} out"
+        )
+    (pooling,) = poolings
+    mode = pooling.pooling_mode
+    expected = {"cls": "cls", "last": "lasttoken", "mean": "mean"}[config.pooling]
+    if mode != expected:
+        raise ValueError(
+            f"{setting}: expected a model that pools by {expected!r} (pooling={config.pooling!r}), got {mode!r}; leave "
+            f"{setting} out"
+        )
+    return pooling
 
 
 def excluded_prompt(poolings: Sequence[Pooling], features: dict[str, Any]) -> int:

@@ -23,12 +23,12 @@ from fair_calibration.attention import (
 )
 from fair_calibration.baskets import build_baskets
 from fair_calibration.calls import AttentionHandler
-from fair_calibration.chunk_encoder import ChunkEncoder
+from fair_calibration.chunk_encoder import ChunkEncoder, longest_input
 from fair_calibration.chunks import Frame, frame_of
 from fair_calibration.config import FairConfig, validate_strength
 from fair_calibration.discovery import Discovery, Probe, discover, model_name, set_implementation
 from fair_calibration.last_layer import LastLayer, PooledRows, prove
-from fair_calibration.poolings import excluded_prompt, mode_names, single_mode
+from fair_calibration.poolings import check_pooled_directly, excluded_prompt, single_mode
 from fair_calibration.report import DocumentCounter, DocumentCounts, Summary, count_truncated
 from fair_calibration.routes import document_path, own_tasks
 
@@ -38,11 +38,11 @@ _OWN_STATE = {
     "counter",
     "_base_implementation",
     "_discovery",
+    "_followers",
     "_frames",
     "_last_layer",
     "_own_kwargs",
     "_own_tasks",
-    "_poolings",
 }
 # Fast tokenizers must not be entered by two threads at once ("Already borrowed").
 _tokenizing = threading.RLock()
@@ -107,8 +107,8 @@ class FairTransformer(Transformer):
         self._discovery: Discovery | None = None
         self._own_kwargs: frozenset[str] = frozenset()
         self._own_tasks: frozenset[str] = frozenset()
-        # Read at every call, as they may be changed; in a list, as they are no submodules of this one.
-        self._poolings: list[Pooling] = []
+        # What documents pass behind this: read at every call, as it may be changed; no submodules of this one.
+        self._followers: list[nn.Module] = []
         self._frames: dict[str | None, Frame] = {}
         self._last_layer: LastLayer | None = None  # if it is computed for the pooled rows alone
 
@@ -129,6 +129,8 @@ class FairTransformer(Transformer):
         device = getattr(model, "device", self.model.device)  # the first parameter of an offloaded model is on "meta"
         discovery = discover(self.model, self._base_implementation, partial(self._run_probe, device))
         config.select_layers(len(discovery.modules))  # whether they are there is to be known now
+        if config.chunk_size is not None:
+            check_pooled_directly(self._followers, config, setting="chunk_size")
         self._discovery = discovery
 
     def use_pooled_row_only(self, model: nn.Module) -> None:
@@ -152,9 +154,9 @@ class FairTransformer(Transformer):
             with discovery.handle(calibrated_pass, mask), rows or nullcontext():
                 return self._run_probe(device).output
 
-        modes, n_layers = mode_names(self._poolings), len(discovery.modules)
+        n_layers = len(discovery.modules)
         rows = PooledRows(baskets.pooled, mask.shape[1])
-        self._last_layer = prove(self.model, model_name(self.model), config, modes, n_layers, rows, encode)
+        self._last_layer = prove(self.model, model_name(self.model), config, self._followers, n_layers, rows, encode)
 
     @property
     def is_pooled_row_only(self) -> bool:
@@ -163,7 +165,11 @@ class FairTransformer(Transformer):
 
     def use_poolings(self, model: nn.Module) -> None:
         """Takes note of the pooling that the model has now, a Router's by its route for documents."""
-        self._poolings = [module for module in document_path(model.children()) if isinstance(module, Pooling)]
+        self._followers = document_path(model.children())[1:]
+
+    @property
+    def _poolings(self) -> list[Pooling]:
+        return [module for module in self._followers if isinstance(module, Pooling)]
 
     def _resolve(self) -> FairConfig:
         """Returns the settings with nothing left on "auto", by the model's pooling as it is now."""
@@ -204,12 +210,14 @@ class FairTransformer(Transformer):
         own = kwargs.pop("processing_kwargs", None) or {}
         kwargs["processing_kwargs"] = {**own, "text": {**own.get("text", {}), "truncation": False, "verbose": False}}
         with _tokenizing:
-            features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
-            if features and prompt not in self._frames:
+            if prompt not in self._frames:
                 # What an empty text and another have in common at both ends.
                 pair = [super(FairTransformer, self).preprocess([t], prompt=prompt, **kwargs) for t in ("", "a")]
                 self._frames[prompt] = frame_of(*(p["input_ids"][0][p["attention_mask"][0] > 0].tolist() for p in pair))
-        return {**features, "frame": self._frames[prompt]} if features else features
+            frame = self._frames[prompt]
+            longest_input(frame, self.fair_config, self.max_seq_length)  # before anything is encoded
+            features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
+        return {**features, "frame": frame} if features else features
 
     def forward(
         self, features: dict[str, Any], task: str | None = None, strength: float | None = None, **kwargs: Any
@@ -278,7 +286,7 @@ class FairTransformer(Transformer):
                 return super().forward(features, **kwargs), counts
         rows = None
         if self._last_layer is not None:
-            rows = self._last_layer.rows(config, mode_names(self._poolings), baskets)
+            rows = self._last_layer.rows(config, self._followers, baskets)
         layers = frozenset(config.select_layers(len(discovery.modules)))
         calibrated_pass = CalibratedPass(layers, baskets, config, strength, rows)
         with discovery.handle(calibrated_pass, mask), rows or nullcontext():
@@ -315,7 +323,7 @@ class FairTransformer(Transformer):
             frame,
             config,
             run=run,
-            poolings=self._poolings,
+            pooling=check_pooled_directly(self._followers, config, setting="chunk_size"),
             max_seq_length=self.max_seq_length,
             tokenizer=self.tokenizer,
         )

@@ -162,6 +162,8 @@ class FairEncoder:
         if embed_dim is not None:
             self.model.truncate_dim = embed_dim
         self._set_prompts(model_prompts)
+        if self.model.fair_config.chunk_size is not None:
+            self.model.preprocess([""], task="document")  # chunks that do not fit the model are said now
         self._wrapper = SentenceTransformerEncoderWrapper(self.model)
         self._settings = changeable_settings(self.model)
         self._announced: set[str] = set()

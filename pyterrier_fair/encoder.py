@@ -122,7 +122,10 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         self.max_seq_length = max_seq_length
         self.normalize = normalize
         self._checked_batch_size(None)
-        self.calibrated_model()  # settings that do not fit the model are said now, not at the first document
+        # Settings that do not fit the model are said now, not at the first document.
+        calibrated = self.calibrated_model()
+        if self.chunk_size is not None:
+            calibrated.preprocess([""], task="document")
 
     @classmethod
     def from_config(

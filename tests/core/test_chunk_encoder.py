@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor
 
 from fair_calibration import PRESETS, FairConfig, FairSentenceTransformer, calibrate
@@ -127,13 +128,15 @@ def test_strength_weighs_against_the_plain_vectors(tiny_model: TinyModel) -> Non
     assert fair.counts.truncated == 1  # at strength 0 alone
 
 
-def test_the_end_is_kept_where_the_model_cuts_the_start(tiny_model: TinyModel) -> None:
+def test_truncation_at_the_start_is_not_done(tiny_model: TinyModel) -> None:
     plain = tiny_model("bert", "mean")
     plain.tokenizer.truncation_side = "left"
-    texts = [document(2 * MAX_LENGTH)]
     fair = calibrate(plain, CONFIG)
-    mixed = encode(fair, texts, strength=0.5)
-    torch.testing.assert_close(mixed, (encode(plain, texts) + encode(fair, texts)) / 2, rtol=0, atol=TOLERANCE)
+    texts = [document(2 * MAX_LENGTH)]
+    assert np.array_equal(fair.encode_document(texts, strength=0), plain.encode_document(texts))
+    encode(fair, texts)
+    with pytest.raises(ValueError, match=r"strength: below 1, .* \(truncation_side='left'\) .* use strength=1"):
+        encode(fair, texts, strength=0.5)
 
 
 def test_queries_are_the_plain_models(tiny_model: TinyModel) -> None:
@@ -237,13 +240,37 @@ def test_chunks_that_do_not_fit_are_an_error(tiny_model: TinyModel) -> None:
         encode(fair, [document(5)])
 
 
-def test_pooling_in_several_ways_is_an_error(tiny_model: TinyModel) -> None:
+@pytest.mark.parametrize("mode", [("mean", "cls"), "max", "cls", "mean_sqrt_len_tokens", "weightedmean"])
+def test_other_poolings_are_an_error(mode: Any, tiny_model: TinyModel) -> None:
     transformer = tiny_model("bert", "mean")[0]
     assert isinstance(transformer, Transformer)
-    both = SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode=("mean", "cls"))], device="cpu")  # type: ignore[list-item]
-    fair = calibrate(both, CONFIG.updated(pooling="mean"))
-    with pytest.raises(ValueError, match=r"chunk_size: expected a model with one Pooling module of one mode"):
+    model = SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode=mode)], device="cpu")  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"chunk_size: expected a model that pools by 'mean' \(pooling='mean'\), got"):
+        calibrate(model, CONFIG.updated(pooling="mean"))
+
+
+def test_modules_between_transformer_and_pooling_are_an_error(tiny_model: TinyModel) -> None:
+    transformer, pooling = tiny_model("bert", "mean")
+    names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    between = Dense(32, 32, **names)  # type: ignore[arg-type]
+    model = SentenceTransformer(modules=[transformer, between, pooling], device="cpu")  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"right behind the transformer, got \['Dense', 'Pooling'\]"):
+        calibrate(model, CONFIG)
+    fair = calibrate(tiny_model("bert", "mean"), CONFIG)
+    fair.insert(1, between)
+    with pytest.raises(ValueError, match=r"right behind the transformer, got \['Dense', 'Pooling'\]"):
         encode(fair, [document(50)])
+
+
+def test_modules_behind_pooling_take_the_joined_vector(tiny_model: TinyModel) -> None:
+    plain = tiny_model("bert", "mean")
+    fair = calibrate(plain, CONFIG)
+    joined = encode(fair, documents(LENGTHS))
+    dense = Dense(32, 8)
+    plain.append(dense)
+    with torch.inference_mode():
+        expected_vectors = dense.activation_function(dense.linear(joined))
+    torch.testing.assert_close(encode(calibrate(plain, CONFIG), documents(LENGTHS)), expected_vectors)
 
 
 def test_token_embeddings_are_an_error(tiny_model: TinyModel) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Module
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -139,9 +140,9 @@ def test_other_rows_are_not_to_be_read(case: MatrixCase) -> None:
     [
         ("mean", {}, "mean pooling reads every row of the last layer"),
         ("cls", {"pooling": "mean"}, "mean pooling reads every row of the last layer"),
-        ("mean", {"pooling": "cls"}, r"only the row of 'cls' pooling would be computed, .* pools by \['mean'\]"),
-        ("lasttoken", {"pooling": "cls"}, r"only the row of 'cls' pooling .* pools by \['last'\]"),
-        ("max", {"pooling": "cls"}, r"only the row of 'cls' pooling .* pools by \['max'\]"),
+        ("mean", {"pooling": "cls"}, r"expected a model that pools by 'cls' .*, got 'mean'"),
+        ("lasttoken", {"pooling": "cls"}, r"expected a model that pools by 'cls' .*, got 'lasttoken'"),
+        ("max", {"pooling": "cls"}, r"expected a model that pools by 'cls' .*, got 'max'"),
         ("cls", {"layers": (0, 2)}, r"layer 3, the last one, is not among the calibrated ones \(layers=\(0, 2\)\)"),
         ("cls", {"chunk_size": 16}, r"chunks \(chunk_size\) are encoded by the plain model"),
     ],
@@ -297,3 +298,29 @@ def test_threads_do_not_meet(tiny_model: TinyModel) -> None:
         got = list(pool.map(lambda model: model.encode(LONG), turns))
     for model, embeddings in zip(turns, got, strict=True):
         assert np.array_equal(embeddings, expected[id(model)])
+
+
+class Mixing(Module):
+    """Adds the mean over all tokens to every token."""
+
+    config_keys: list[str] = []
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        states = features["token_embeddings"]
+        return {**features, "token_embeddings": states + states.mean(1, keepdim=True)}
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(output_path)
+
+
+def test_a_module_between_transformer_and_pooling_is_refused(tiny_model: TinyModel) -> None:
+    """Such a module reads the rows that are not computed."""
+    transformer, pooling = tiny_model("bert", "cls")
+    model = SentenceTransformer(modules=[transformer, Mixing(), pooling], device="cpu")  # type: ignore[list-item]
+    text = r"pooled_row_only: expected one Pooling module, right behind the transformer, got \['Mixing', 'Pooling'\]"
+    with pytest.raises(ValueError, match=text):
+        calibrate(model, CONFIG, pooled_row_only=True)
+    fair = calibrate(tiny_model("bert", "cls"), CONFIG, pooled_row_only=True)
+    fair.insert(1, Mixing())
+    with pytest.raises(ValueError, match=text):
+        fair.encode_document(documents([60, 50]))
