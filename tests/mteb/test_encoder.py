@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from torch.utils.data import DataLoader
 
 import mteb_fair
-from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration import PRESETS, FairConfig, FairSentenceTransformer, calibrate
 from mteb_fair import FairEncoder, PositionDemoRetrieval
 from tests.core.tiny_models import documents
 
@@ -357,3 +357,14 @@ class TestErrors:
             FairEncoder(tiny_path, embed_dim=64)
         with pytest.raises(ValueError, match=r"\['revision'\] are for loading a name or a folder"):
             FairEncoder(base, "abc")
+
+
+def test_even_chunks(base: SentenceTransformer) -> None:
+    with pytest.raises(ValueError, match=r"chunk_size: chunks of 128 tokens, .* do not fit into max_seq_length=128"):
+        FairEncoder(base, config=PRESETS["even_chunks"])
+    config = PRESETS["even_chunks"].updated(chunk_size=16)
+    encoder = FairEncoder(base, config=config)
+    assert "chunk_size=16" in str(encoder.mteb_model_meta.name)
+    expected = calibrate(base, config).encode_document(TEXTS)
+    np.testing.assert_allclose(encode(encoder, "document"), expected, atol=2e-6)
+    np.testing.assert_allclose(encode(encoder, "query"), base.encode_query(TEXTS), atol=2e-6)
