@@ -73,10 +73,11 @@ class Tuning:
         counts, table = self.counts, self.curve.loc[:, "strength":"cosine"]
         settings = ", ".join(f"{name} {getattr(self.config, name)!r}" for name in table.columns[:4])
         return (
-            f"Chosen: {settings}. Of the candidates at most one standard error behind the best score, its vectors are "
-            f"the closest to the plain model's.\n{counts.used} of {counts.texts} texts, {counts.queries} pieces of "
-            f"them as queries; {counts.examined} examined, {counts.too_short} too short. {counts.truncated} of those "
-            f"used are cut to what the model reads.\n{table.to_string(index=False, float_format='{:.3f}'.format)}"
+            f"Chosen: {settings}. Settings in use stay if they are at most one standard error behind the best "
+            "score; else it is those that near whose vectors are the closest to the plain model's.\n"
+            f"{counts.used} of {counts.texts} texts, {counts.queries} pieces of them as queries; {counts.examined} "
+            f"examined, {counts.too_short} too short. {counts.truncated} of those used are cut to what the model "
+            f"reads.\n{table.to_string(index=False, float_format='{:.3f}'.format)}"
         )
 
 
@@ -96,11 +97,11 @@ def tune(
 ) -> Tuning:
     """Chooses a strength, and other settings if asked, by how well texts are found by pieces of them.
 
-    Every combination of the settings is a candidate, and so is the plain model. Of the candidates whose score is at
-    most one standard error below the best one's (after Breiman et al. 1984, who prune trees so), that is chosen whose
-    vectors have the highest mean cosine with the plain model's: the smallest strength, if nothing else varies. So ties,
-    and differences too small for the sample, count for the plain model. The standard error is the jackknife's over the
-    texts, for the difference between two candidates.
+    Every combination of the settings is a candidate, and so is the plain model. If the score of the settings in use (a
+    calibrated model's, or the default) is at most one standard error below the best one's, they stay: the sample says
+    nothing against them. Else, of the candidates that near to the best (after Breiman et al. 1984, who prune trees so),
+    that is chosen whose vectors have the highest mean cosine with the plain model's: the smallest strength, if nothing
+    else varies. The standard error is the jackknife's over the texts, for the difference between two candidates.
 
     With T texts, every candidate, the plain model included, encodes ``T * n_positions`` documents. The pieces are
     encoded once, as queries; together they are as long as the T texts.
@@ -115,7 +116,7 @@ def tune(
         basket_sizes: Values of `FairConfig.basket_size`.
         isolate: Values of `FairConfig.isolate`.
         n_positions: Segments per text, at least 2.
-        max_texts: How many texts are drawn, at least 8. With fewer than some 20 the choice tends to the plain model.
+        max_texts: How many texts are drawn, at least 8. With fewer than some 20 the settings in use mostly stay.
         seed: Of the drawing. The same seed, texts and model give the same result.
         batch_size: Texts encoded at once.
         show_progress_bar: Whether to show a bar.
@@ -155,7 +156,7 @@ def tune(
             scores.append(score)
             vectors.append(np.stack(rotations))
     cosines = np.array([(v * vectors[0]).sum(-1).mean() for v in vectors])
-    curve = _curve(candidates, np.stack(scores), cosines)
+    curve = _curve(candidates, np.stack(scores), cosines, in_use=base)
     return Tuning(config=candidates[int(curve["chosen"].argmax())], curve=curve, counts=sample.counts)
 
 
@@ -235,7 +236,7 @@ def _encode(encode: Callable[..., Any], texts: list[str], batch_size: int, **set
     return vectors
 
 
-def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array) -> pd.DataFrame:
+def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array, *, in_use: FairConfig) -> pd.DataFrame:
     """Makes the curve and chooses, by nDCG@10 by candidate, text and position, (C, T, P), and mean cosines, (C,)."""
     n_texts = scores.shape[1]
     means = scores.mean(1)
@@ -244,7 +245,9 @@ def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array) -> p
     without_one = harmonic_mean_of_rows((scores.sum(1, keepdims=True) - scores) / (n_texts - 1))  # (C, T)
     errors = np.sqrt((n_texts - 1) * (without_one[best] - without_one).var(1))  # jackknife
     behind = values[best] - values
-    chosen = np.where(behind <= errors, cosines, -np.inf).argmax()
+    near = behind <= errors
+    kept = np.array([candidate == in_use for candidate in candidates]) & near
+    chosen = np.where(kept if kept.any() else near, cosines, -np.inf).argmax()
     curve = pd.DataFrame(
         {n: [getattr(c, n) for c in candidates] for n in ("strength", "layers", "basket_size", "isolate")}
     )

@@ -96,14 +96,17 @@ def test_the_best_strength_by_hand(stand_in: Callable[..., SentenceTransformer])
         found.seed = 1  # type: ignore[attr-defined]
 
 
-def test_ties_are_settled_in_favour_of_the_plain_model(stand_in: Callable[..., SentenceTransformer]) -> None:
+def test_ties_are_settled_in_favour_of_the_settings_in_use_and_then_of_the_plain_model(
+    stand_in: Callable[..., SentenceTransformer],
+) -> None:
     # Found at both strengths alike, but only the cosine with (1, .4) says which is closer.
-    tied = stand_in({0: [1, 0.4], 0.5: [1, 0.6], 1: [1, 1]}, 2)
-    assert run(tied, marked_texts(2, 32), strengths=[1, 0.5], n_positions=2).config.strength == 0.5
-    flat = stand_in({0: [1, 0.6], 0.5: [1, 0.8], 1: [1, 1]}, 2)
-    found = run(flat, marked_texts(2, 32), n_positions=2, strengths=[0.5, 1])
-    assert found.config.strength == 0
+    tied = stand_in({0: [1, 0.4], 0.6: [1, 0.6], 1: [1, 1]}, 2)
+    assert run(tied, marked_texts(2, 32), strengths=[1, 0.6], n_positions=2).config.strength == 0.6
+    flat = stand_in({0: [1, 0.6], 0.5: [1, 0.8], 0.6: [1, 0.8], 1: [1, 1]}, 2)
+    found = run(flat, marked_texts(2, 32), n_positions=2, strengths=[1, 0.5])
+    assert found.config.strength == 0.5  # the settings in use
     assert list(found.curve["score"]) == [1, 1, 1]
+    assert run(flat, marked_texts(2, 32), n_positions=2, strengths=[0.6, 1]).config.strength == 0
     nothing = stand_in({0: [0, 0], 1: [0, 0]}, 2)
     assert run(nothing, marked_texts(2, 32), n_positions=2, strengths=[1]).config.strength == 0
 
@@ -231,9 +234,7 @@ def test_seeds(tiny_model: TinyModel) -> None:
 
 def test_the_text(stand_in: Callable[..., SentenceTransformer]) -> None:
     text = str(run(stand_in({0: [1, 0], 0.5: [1, 1]}, 2), marked_texts(2, 32), strengths=[0.5], n_positions=2))
-    assert text.startswith(
-        "Chosen: strength 0.5, layers 0.5, basket_size 16, isolate 'auto'. Of the candidates at most"
-    )
+    assert text.startswith("Chosen: strength 0.5, layers 0.5, basket_size 16, isolate 'auto'. Settings in use stay")
     assert "8 of 8 texts, 16 pieces of them as queries; 8 examined, 0 too short. 0 of those" in text
     assert text.splitlines()[-1].split()[4:] == ["1.000", "1.000", "0.000", "0.000", "0.000", "0.816"]
 
