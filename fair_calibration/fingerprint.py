@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module
+
+_VALUES = 8  # of each tensor: those of all weights take seconds for a billion
 
 
 def fingerprint_model(model: SentenceTransformer) -> str:
@@ -49,7 +52,11 @@ def model_facts(model: SentenceTransformer) -> dict[str, Any]:
 
 
 def changeable_settings(model: SentenceTransformer) -> dict[str, Any]:
-    """Returns what of a model can be changed by setting an attribute, and changes its vectors; cheap to compare."""
+    """Returns what of a model can be changed in place, and changes its vectors; cheap to compare.
+
+    Of the weights these are their types, PyTorch's counts of changes, and, as changes by way of ``.data`` are not
+    counted, a few values of each tensor; of the tokenizer all but its vocabulary, of which it is the size.
+    """
     return {
         "max_seq_length": model.max_seq_length,
         "truncate_dim": model.truncate_dim,
@@ -58,12 +65,14 @@ def changeable_settings(model: SentenceTransformer) -> dict[str, Any]:
         "similarity_fn_name": model.similarity_fn_name,
         "fair_config": getattr(model, "fair_config", None),
         "modules": [_module_config(module) for module in model.children()],
+        "tokenizer": _tokenizer_settings(model.tokenizer),
         "sides": _sides(model.tokenizer),
         "adapters": _active_adapters(model),
         # Changed in place, as by training; moving a model to another device changes neither.
-        "weights": {
-            name: (tensor.dtype, _version(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()
-        },
+        "weights": (
+            {name: (tensor.dtype, _version(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()},
+            _some_values(model),
+        ),
     }
 
 
@@ -80,6 +89,16 @@ def _add_weights(digest: hashlib.blake2b, model: SentenceTransformer) -> None:
 
 def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _some_values(model: SentenceTransformer) -> bytes:
+    """Returns a few values of every tensor, with one transfer from each device."""
+    parts = defaultdict(list)
+    for tensor in model.state_dict().values():
+        values = tensor.reshape(-1)  # a view, but of the rare tensors that are not contiguous
+        values = values[:: max(1, len(values) // _VALUES)][: _VALUES + 1]
+        parts[tensor.device].append(values.contiguous().view(torch.uint8))
+    return b"".join(torch.cat(own).cpu().numpy().tobytes() for own in parts.values())
 
 
 def _active_adapters(model: SentenceTransformer) -> list[str]:
@@ -103,6 +122,14 @@ def _module_config(module: Any) -> dict[str, Any]:
             k: v for k, v in network.to_dict().items() if not k.startswith("_") and k != "transformers_version"
         }
     return config
+
+
+def _tokenizer_settings(tokenizer: Any) -> Any:
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    parts = ("normalizer", "pre_tokenizer", "post_processor")
+    steps = [None if (part := getattr(fast, name, None)) is None else part.__getstate__() for name in parts]
+    added = {number: str(token) for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+    return len(tokenizer) if hasattr(tokenizer, "__len__") else None, steps, added
 
 
 def _tokenizer_state(tokenizer: Any) -> Any:

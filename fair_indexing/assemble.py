@@ -124,13 +124,13 @@ def _assembled(
 ) -> Iterator[tuple[ShardFolder, Completion, Path]]:
     shards = build if isinstance(build, ShardFolder) else ShardFolder(build)
     target = Path(out)
-    completion = shards.completion()
+    shards.completion()
     if target.exists():
         raise ValueError(f"out: expected a new folder, {target} exists; remove it or take another one")
     with locked(shards.folder):
         remove_parts(target.parent, target.name)
         with new_folder(target) as folder:
-            yield shards, completion, folder
+            yield shards, shards.completion(), folder  # again: another process may have gone on with the build
             with synced_file(folder / RECORD) as file:
                 file.write(seal(shards.manifest.to_dict()))
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from fair_indexing.encoding import DocumentEncoder, Vectors
+from fair_indexing.encoding import DocumentEncoder, Vectors, default_tokens_per_batch
 from fair_indexing.files import digest_strings
 from fair_indexing.lock import locked
 from fair_indexing.manifest import (
@@ -26,7 +27,7 @@ from fair_indexing.manifest import (
     describe_environment,
     environment_differences,
 )
-from fair_indexing.pool import PoolEncoder
+from fair_indexing.pool import PoolEncoder, check_devices
 from fair_indexing.records import Source, Window, open_source
 from fair_indexing.shard import ShardEntry
 from fair_indexing.shards import Completion, ShardFolder
@@ -102,6 +103,10 @@ def build(
         TypeError: A docno or text is no string.
         OSError: The disk is full, or cannot be written; what is complete stays.
     """
+    if devices is not None:
+        check_devices(devices)
+        if tokens_per_batch is None:
+            tokens_per_batch = default_tokens_per_batch(torch.device(devices[0]))
     records = open_source(source, docno_field=docno_field, text_field=text_field).started()
     settings: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "normalize": normalize, "strength": strength}
     encoder = DocumentEncoder(model, **settings)
@@ -109,7 +114,7 @@ def build(
         encoder=EncoderRecord.of(model, name=model_name, strength=strength, normalize=normalize),
         shard_size=shard_size,
         source={"name": records.name, "documents": records.documents},
-        environment=describe_environment(model, tokens_per_batch=encoder.tokens_per_batch),
+        environment=describe_environment(model, devices, tokens_per_batch=encoder.tokens_per_batch),
     )
     with open_build(folder, manifest, records, resume=resume, show_progress_bar=show_progress_bar) as shards:
         pending = PendingShards(records, shard_size, {entry.start: entry for entry in shards.entries()})
@@ -139,10 +144,11 @@ def open_build(
     """Begins a build or goes on with one, keeping its folder locked.
 
     What killed runs and damaged disks have left there is removed, so that every shard that is there is whole. A source
-    that can be read twice is checked whole and compared with these shards.
+    that can be read twice is checked whole and compared with these shards. A build that has no shard yet takes the
+    manifest.
 
     Raises:
-        DifferentEncoderError: The build that is there is of another manifest.
+        DifferentEncoderError: The shards that are there are of another manifest.
         SourceChangedError: See `PendingShards`.
         FolderInUseError: Another process is writing the folder.
         ValueError: There is a build and ``resume`` is False, something else is in the folder, or a record cannot be
@@ -154,7 +160,8 @@ def open_build(
     if ShardFolder.exists(path):
         if not resume:
             raise held
-        check_same(ShardFolder(path).manifest, manifest, what=f"the build in {path}")
+        if (there := ShardFolder(path)).starts():  # else nothing was encoded with the manifest that is there
+            check_same(there.manifest, manifest, what=f"the build in {path}")
     elif source.rereadable:  # before the folder is made
         documents = _check(source, manifest.shard_size, {}, show_progress_bar)
         manifest = replace(manifest, source={**manifest.source, "documents": documents})
@@ -166,14 +173,19 @@ def open_build(
         if not resume:
             raise held
         shards = ShardFolder(path)
-        check_same(shards.manifest, manifest, what=f"the build in {path}")
-        for line in environment_differences(shards.manifest, manifest):
-            logger.warning("%s: going on with a build of another environment, so last bits may differ: %s", path, line)
+        if shards.starts():
+            check_same(shards.manifest, manifest, what=f"the build in {path}")
+            for line in environment_differences(shards.manifest, manifest):
+                logger.warning(
+                    "%s: going on with a build of another environment, so last bits may differ: %s", path, line
+                )
+        else:
+            shards.begin_anew(manifest)
         whole, damaged = shards.repair()
         for line in damaged:
             logger.warning("%s; its documents are encoded anew", line)
         if source.rereadable:
-            _check(source, manifest.shard_size, whole, show_progress_bar)
+            shards.note_documents(_check(source, manifest.shard_size, whole, show_progress_bar))
         yield shards
 
 

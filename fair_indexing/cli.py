@@ -11,10 +11,14 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, FairSentenceTransformer
+from fair_calibration.config import validate_positive_int
 from fair_indexing.assemble import FORMATS
 from fair_indexing.build import SHARD_SIZE, build
+from fair_indexing.pool import check_devices
 from fair_indexing.ray_data import build_on_ray
 from fair_indexing.shards import IncompleteBuildError, ShardFolder
+
+_SHOWN = 60
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,19 +81,33 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _load_model(args: argparse.Namespace) -> SentenceTransformer:
+    if args.device is not None:
+        check_devices([args.device], name="--device")
     if args.plain:
         model = SentenceTransformer(args.model, device=args.device)
     else:
-        config = FairConfig.from_json(args.config) if args.config else None
-        model = FairSentenceTransformer(args.model, config=config, device=args.device)
+        model = FairSentenceTransformer(args.model, config=args.config, device=args.device)
     if args.max_seq_length is not None:
         model.max_seq_length = args.max_seq_length
     return model
 
 
+def _read_config(text: str) -> FairConfig:
+    try:
+        return FairConfig.from_json(text)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"--config: expected what FairConfig.to_json writes, got {text[:_SHOWN]!r} ({error})"
+        ) from error
+
+
 def _build(args: argparse.Namespace) -> int:
-    if args.plain and (args.strength is not None or args.config):
+    if args.plain and (args.strength is not None or args.config is not None):
         raise ValueError("--plain: a plain model has no --strength and no --config")
+    if args.config is not None:
+        args.config = _read_config(args.config)
+    if args.max_seq_length is not None:
+        validate_positive_int("--max-seq-length", args.max_seq_length)
     if args.ray is not None and args.devices:
         raise ValueError("--devices: with --ray every worker has one device; give --gpus-per-worker 1")
     settings = {

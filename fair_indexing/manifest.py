@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, FairSentenceTransformer
@@ -197,10 +199,20 @@ def environment_differences(old: Manifest, new: Manifest) -> list[str]:
     return _differences(dict(old.environment), dict(new.environment))
 
 
-def describe_environment(model: SentenceTransformer, **settings: Any) -> dict[str, Any]:
-    """Returns versions and device, and the settings given."""
+def describe_environment(
+    model: SentenceTransformer, devices: Sequence[str] | None = None, **settings: Any
+) -> dict[str, Any]:
+    """Returns versions and the kind of device, and the settings given.
+
+    Args:
+        model: Encodes on its own device where there are no others.
+        devices: Those of a pool of processes, whose kinds and number decide how batches are cut.
+        **settings: What else decides the last bits.
+    """
+    pool = Counter(torch.device(device).type for device in devices or ())
+    kinds = " and ".join(f"{n} {kind}" for kind, n in sorted(pool.items()))
     return {
-        "device": str(model.device.type),
+        "device": f"pool of {kinds}" if pool else str(model.device.type),
         "machine": platform.machine(),
         "versions": {package: _version(package) for package in _PACKAGES},
         **settings,

@@ -24,10 +24,22 @@ from fair_indexing.window import Window
 _CHUNKS = 4  # per process and class, so that they end at about the same time
 
 
-def check_devices(devices: Sequence[str]) -> None:
-    """Raises a ValueError where there are none."""
+def check_devices(devices: Sequence[str], *, name: str = "devices") -> None:
+    """Raises a ValueError, which calls them ``name``, where there are none, or one is not here."""
     if isinstance(devices, str) or not devices:
-        raise ValueError(f"devices: expected a list such as ['cuda:0', 'cuda:1'], got {devices!r}")
+        raise ValueError(f"{name}: expected a list such as ['cuda:0', 'cuda:1'], got {devices!r}")
+    for device in devices:
+        try:
+            kind = torch.device(device)
+            if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():  # no context in this process
+                raise ValueError(f"there are {torch.cuda.device_count()} CUDA devices")
+            if kind.type != "cuda":
+                torch.empty(0, device=kind)
+        except (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"{name}: expected devices of this machine, such as 'cpu' or 'cuda:0', got {device!r} ({reason})"
+            ) from error
 
 
 class PoolEncoder(DocumentEncoder):
@@ -59,7 +71,7 @@ class PoolEncoder(DocumentEncoder):
             strength: See `encode_documents`.
 
         Raises:
-            ValueError: There are no devices, or a setting is out of range.
+            ValueError: There are no devices, one is not here, or a setting is out of range.
         """
         check_devices(devices)
         if tokens_per_batch is None:

@@ -105,9 +105,8 @@ def build_on_ray(
             "load_model: expected a function that loads the model in a worker, such as functools.partial("
             f"FairSentenceTransformer, 'BAAI/bge-m3'), got {type(load_model).__name__}"
         )
-    fields = {"docno_field": docno_field, "text_field": text_field}
-    opened = open_source(source, **fields)
-    slices = open_slices(source, **fields)
+    opened = open_source(source, docno_field=docno_field, text_field=text_field)
+    slices = open_slices(source, docno_field=docno_field, text_field=text_field)
     records = _CheckedSource(**vars(opened.started()))
     settings = {"strength": strength, "normalize": normalize, "tokens_per_batch": tokens_per_batch}
     resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}

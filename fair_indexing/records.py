@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from fair_indexing.duplicates import DocnoHashes
+from fair_indexing.source_files import GZIP_ERRORS, is_parquet, open_lines, source_files
 
-JSON_LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
-PARQUET = (".parquet",)
 _ROWS_AT_ONCE = 1024
 _SHOWN = 40
 
@@ -115,21 +113,38 @@ class Source:
         return f"{where} (docno {_shown(docno)})" if isinstance(docno, str) and docno else where
 
 
-def open_source(source: Any, *, docno_field: str = "docno", text_field: str = "text") -> Source:
+class _Fields(NamedTuple):
+    """What is read of a record, and what it must not have, with the reason."""
+
+    docno: str
+    text: str
+    refused: Mapping[str, str]
+
+    @property
+    def read(self) -> list[str]:
+        return list(dict.fromkeys(self[:2]))
+
+
+def open_source(
+    source: Any, *, docno_field: str = "docno", text_field: str = "text", refused: Mapping[str, str] | None = None
+) -> Source:
     """Makes a `Source` of what documents come in.
 
     Args:
-        source: A file of JSON lines (.jsonl, .ndjson, also .gz) or Parquet, a folder of such files (read in the order
-            of their names), a Hugging Face ``Dataset``, a pandas DataFrame, or an iterable of dicts.
+        source: A file of JSON lines (.jsonl, .ndjson, also .gz) or Parquet, a folder of such files and no others (read
+            in the order of their names; names that begin with "." or "_" do not count), a Hugging Face ``Dataset``, a
+            pandas DataFrame, or an iterable of dicts. Blank lines may stand at the end of a file.
         docno_field: The column or key of the docnos.
         text_field: The column or key of the texts.
+        refused: Columns or keys that no record may have, and for each what the error says of it.
 
     Raises:
         FileNotFoundError: There is no such file.
         TypeError: It is none of these.
-        ValueError: The folder holds no such files, the file is of another kind, or has no such columns.
+        ValueError: The folder holds no such files, or others, the file is of another kind, or the columns are not
+            there, there twice, or refused.
     """
-    fields = docno_field, text_field
+    fields = _Fields(docno_field, text_field, refused or {})
     if isinstance(source, Source):
         return source
     if isinstance(source, (str, os.PathLike)):
@@ -142,13 +157,14 @@ def open_source(source: Any, *, docno_field: str = "docno", text_field: str = "t
     if hasattr(source, "column_names") and hasattr(source, "features"):  # Hugging Face's
         _check_columns(fields, source.column_names, "source")
         records, name = (
-            source.select_columns(list(dict.fromkeys(fields))),
+            source.select_columns(fields.read),
             f"{type(source).__name__} {getattr(source, 'builder_name', None) or ''}".strip(),
         )
         unit, rereadable = "row", documents is not None
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):  # pandas'
         _check_columns(fields, list(source.columns), "source")
-        records = [dict(zip(fields, row, strict=True)) for row in zip(*(source[f] for f in fields), strict=True)]
+        rows = zip(*(source[field] for field in fields.read), strict=True)
+        records = [dict(zip(fields.read, row, strict=True)) for row in rows]
         name, unit, rereadable = "DataFrame", "row", True
     else:
         records, name, unit, rereadable = source, type(source).__name__, "record", isinstance(source, Sequence)
@@ -173,18 +189,9 @@ def count_documents(source: Source) -> int:
     return sum(len(window.docnos) for window in source.windows(_ROWS_AT_ONCE))
 
 
-def _open_files(path: Path, fields: tuple[str, str]) -> Source:
-    files = [path]
-    if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.name.endswith(JSON_LINES + PARQUET))
-        if not files:
-            raise ValueError(f"source: the folder {path} holds no files named {', '.join(JSON_LINES + PARQUET)}")
-    for file in files:
-        if not file.exists():
-            raise FileNotFoundError(f"source: no such file: {file}")
-        if not file.name.endswith(JSON_LINES + PARQUET):
-            raise ValueError(f"source: expected a file named {', '.join(JSON_LINES + PARQUET)}, got {file}")
-    sizes = [_parquet_rows(file, fields) if file.name.endswith(PARQUET) else None for file in files]
+def _open_files(path: Path, fields: _Fields) -> Source:
+    files = source_files(path)
+    sizes = [_parquet_rows(file, fields) if is_parquet(file) else None for file in files]
     documents = None if None in sizes else sum(cast(list[int], sizes))
     begins: list[int] = []  # of each file read so far, the number of its first document
 
@@ -193,14 +200,14 @@ def _open_files(path: Path, fields: tuple[str, str]) -> Source:
         begins.clear()
         for file in files:
             begins.append(number)
-            for pair in (_read_parquet if file.name.endswith(PARQUET) else _read_json_lines)(file, fields):
+            for pair in (_read_parquet if is_parquet(file) else _read_json_lines)(file, fields):
                 yield pair
                 number += 1
 
     def locate(number: int) -> str:
         i = max((i for i, begin in enumerate(begins) if begin <= number), default=0)
         row = number - (begins[i] if begins else 0)
-        return f"{files[i]}, row {row}" if files[i].name.endswith(PARQUET) else f"{files[i]}, line {row + 1}"
+        return f"{files[i]}, row {row}" if is_parquet(files[i]) else f"{files[i]}, line {row + 1}"
 
     return Source(
         name=str(path),
@@ -208,29 +215,34 @@ def _open_files(path: Path, fields: tuple[str, str]) -> Source:
         locate=locate,
         rereadable=True,
         documents=documents,
-        docno_field=fields[0],
-        text_field=fields[1],
+        docno_field=fields.docno,
+        text_field=fields.text,
     )
 
 
-def _read_json_lines(path: Path, fields: tuple[str, str]) -> Iterator[tuple[Any, Any]]:
-    number = 0
-    with cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")) as file:
+def _read_json_lines(path: Path, fields: _Fields) -> Iterator[tuple[Any, Any]]:
+    number = blank = 0
+    with open_lines(path) as file:
         try:
             for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    blank = blank or number
+                    continue
+                if blank:
+                    raise ValueError(f"{path}, line {blank}: expected a JSON object, got a blank line before others")
                 try:
                     record = json.loads(line.decode())
-                except ValueError as error:
+                except (RecursionError, ValueError) as error:
                     raise ValueError(
                         f"{path}, line {number}: expected a JSON object, got {_shown(line.decode(errors='replace'))} "
                         f"({error})"
                     ) from error
                 yield _pair(record, fields, lambda number=number: f"{path}, line {number}")  # type: ignore[misc]
-        except (EOFError, gzip.BadGzipFile) as error:
+        except GZIP_ERRORS as error:
             raise ValueError(f"{path}: the file is damaged after line {number} ({error})") from error
 
 
-def _parquet_rows(path: Path, fields: tuple[str, str]) -> int:
+def _parquet_rows(path: Path, fields: _Fields) -> int:
     parquet = _pyarrow_parquet()
     try:
         with parquet.ParquetFile(path) as file:
@@ -242,16 +254,16 @@ def _parquet_rows(path: Path, fields: tuple[str, str]) -> int:
         raise ValueError(f"{path}: the file is damaged or no Parquet ({error})") from error
 
 
-def _read_parquet(path: Path, fields: tuple[str, str]) -> Iterator[tuple[Any, Any]]:
+def _read_parquet(path: Path, fields: _Fields) -> Iterator[tuple[Any, Any]]:
     import pyarrow
 
     row = 0
     with _pyarrow_parquet().ParquetFile(path) as file:
-        batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(dict.fromkeys(fields)))
+        batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=fields.read)
         while True:
             try:
                 batch = next(batches, None)
-                columns = [] if batch is None else [batch.column(field).to_pylist() for field in fields]
+                columns = [] if batch is None else [batch.column(field).to_pylist() for field in fields[:2]]
             except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
                 raise ValueError(f"{path}: the file is damaged after row {row} ({error})") from error
             if not columns:
@@ -268,22 +280,35 @@ def _pyarrow_parquet() -> Any:
     return pyarrow.parquet
 
 
-def _pair(record: Any, fields: tuple[str, str], where: Callable[[], str]) -> tuple[Any, Any]:
+def _pair(record: Any, fields: _Fields, where: Callable[[], str]) -> tuple[Any, Any]:
     if not isinstance(record, Mapping):
-        raise TypeError(f"{where()}: expected a record with {_listed(fields)}, got {_shown(record)}")
+        raise TypeError(f"{where()}: expected a record with {_listed(fields[:2])}, got {_shown(record)}")
+    _check_refused(fields, record, where)
     try:
-        return record[fields[0]], record[fields[1]]
+        return record[fields.docno], record[fields.text]
     except KeyError:
-        missing = [field for field in fields if field not in record]
-        docno = f" (docno {_shown(record[fields[0]])})" if fields[0] in record else ""
+        missing = [field for field in fields[:2] if field not in record]
+        docno = f" (docno {_shown(record[fields.docno])})" if fields.docno in record else ""
         raise ValueError(
             f"{where()}{docno}: expected {_listed(missing)}, the record has {sorted(map(str, record))[:10]}"
         ) from None
 
 
-def _check_columns(fields: Sequence[str], columns: Sequence[str] | None, where: str) -> None:
-    if columns is not None and (missing := [field for field in fields if field not in columns]):
+def _check_columns(fields: _Fields, columns: Sequence[str] | None, where: str) -> None:
+    if columns is None:
+        return
+    _check_refused(fields, columns, lambda: where)
+    if missing := [field for field in fields[:2] if field not in columns]:
         raise ValueError(f"{where}: expected the columns {_listed(missing)}, got {list(columns)[:10]}")
+    for field in fields.read:
+        if (n := list(columns).count(field)) > 1:
+            raise ValueError(f"{where}: {field}: expected one column of this name, got {n}; rename the others")
+
+
+def _check_refused(fields: _Fields, names: Container[str], where: Callable[[], str]) -> None:
+    for name, reason in fields.refused.items():
+        if name in names:
+            raise ValueError(f"{where()}: {name}: {reason}")
 
 
 def _listed(fields: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from fair_indexing.manifest import (
 from fair_indexing.records import Window
 from fair_indexing.shards import ShardFolder
 from fair_indexing.slices import DatasetSlices, FileSlices, Slice
+from fair_indexing.source_files import GZIP_ERRORS
 
 _ATTEMPTS = 4  # at a shard whose worker died
 
@@ -116,7 +117,7 @@ class ShardWorker:
         try:
             docnos, texts = self._slices.read([Slice(*values) for values in json.loads(row["slices"])])
             same = (digest_strings(docnos), digest_strings(texts)) == (row["docnos"], row["texts"])
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError, *GZIP_ERRORS) as error:
             raise SourceChangedError(f"source: it is not as it was when it was checked: {error}") from error
         if not same:
             raise SourceChangedError(

@@ -7,10 +7,11 @@ and at the end ``complete.json``. A shard holds ``vectors.npy`` (float32), ``doc
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from fair_indexing.shard import Shard, ShardEntry, read_docnos, read_entry, read
 
 _MANIFEST, _COMPLETE, _SHARDS = "manifest.json", "complete.json", "shards"
 _NAMED = 5
+_GO_ON = "run it again to go on with it"
 
 
 class IncompleteBuildError(ValueError):
@@ -75,6 +77,27 @@ class ShardFolder:
         """Returns whether a folder holds a build, complete or not."""
         return (Path(folder) / _MANIFEST).exists()
 
+    def begin_anew(self, manifest: Manifest) -> None:
+        """Takes another manifest, as long as there are no shards; hold the folder's lock.
+
+        Raises:
+            ValueError: There are shards, which are of the manifest that is there.
+        """
+        if starts := self.starts():
+            raise ValueError(f"manifest: {self.folder} holds {_shards(starts)} of the one that is there; remove them")
+        self._reopen()
+        self._write_manifest(manifest)
+
+    def note_documents(self, documents: int | None) -> None:
+        """Notes in the manifest how many documents the source has, None if that is not known; hold the folder's lock.
+
+        A build that was complete is not any more if the number is another.
+        """
+        if self.manifest.source.get("documents") != documents:
+            self._reopen()
+            source = {**self.manifest.source, "documents": documents}
+            self._write_manifest(replace(self.manifest, source=source))
+
     @property
     def shard_size(self) -> int:
         """Documents per shard; only the last one may have fewer."""
@@ -85,7 +108,8 @@ class ShardFolder:
     ) -> ShardEntry:
         """Writes one shard; it is on the disk when this returns, and never there in part.
 
-        A whole shard of the same records that is there already stays, so that two workers may do the same one.
+        A whole shard of the same records that is there already stays, so that two workers may do the same one. A new
+        one ends the completeness of a build, as it is of documents that were not known to be there.
 
         Args:
             start: The place of its first document in the source, a multiple of the shard size.
@@ -102,6 +126,10 @@ class ShardFolder:
             raise ValueError(f"start: expected a multiple of the shard size {self.shard_size}, got {start}")
         if not 1 <= len(docnos) <= self.shard_size:
             raise ValueError(f"docnos: expected 1 to {self.shard_size} for a shard, got {len(docnos)}")
+        if not self._path(start).exists():
+            self._reopen()
+        if start + len(docnos) > (self.manifest.source.get("documents") or math.inf):
+            self.note_documents(None)  # a stream is longer than the source was
         return write_shard(self._path(start), start, docnos, vectors, texts=texts)
 
     def read(self, start: int) -> Shard:
@@ -151,13 +179,14 @@ class ShardFolder:
         try:
             self.completion()
         except IncompleteBuildError:
-            pass
+            self._reopen()
         except DamagedFileError as error:
             damaged.append(str(error))
+        if damaged:
+            self._reopen()
         for start in set(self.starts()) - set(whole):
             shutil.rmtree(self._path(start))
         if damaged:
-            (self.folder / _COMPLETE).unlink(missing_ok=True)
             sync(shards)
         return whole, damaged
 
@@ -188,6 +217,7 @@ class ShardFolder:
         for entry in entries.values():
             docnos = read_docnos(self._path(entry.start), entry)
             hashes.add(docnos, entry.start, locate=lambda number: f"{self.folder}, document {number}")
+        self.note_documents(documents)
         completion = Completion(documents=documents, dimension=dimensions.pop(), shards=len(expected))
         write_record(self.folder / _COMPLETE, asdict(completion))
         return completion
@@ -196,18 +226,26 @@ class ShardFolder:
         """Returns what the complete build holds.
 
         Raises:
-            IncompleteBuildError: It has not ended; what is there is said.
+            IncompleteBuildError: It has not ended, or its shards are not those that it ended with; both are said.
+            DamagedFileError: The marker of its end is not what was written.
         """
+        starts = self.starts()
         try:
-            return Completion(**read_record(self.folder / _COMPLETE))
+            completion = Completion(**read_record(self.folder / _COMPLETE))
         except FileNotFoundError:
-            pass
-        n = len(self.starts())
-        total = self.manifest.source.get("documents")
-        of = f" of {-(-total // self.shard_size)}" if total else ""
-        raise IncompleteBuildError(
-            f"{self.folder}: the build is not complete, {n}{of} shards are there; run it again to go on with it"
-        )
+            total = self.manifest.source.get("documents")
+            of = f" of {-(-total // self.shard_size)}" if total else ""
+            raise IncompleteBuildError(
+                f"{self.folder}: the build is not complete, {len(starts)}{of} shards are there; {_GO_ON}"
+            ) from None
+        expected = range(0, completion.documents, self.shard_size)
+        for odd, what in (
+            (sorted(set(expected) - set(starts)), "missing"),
+            (sorted(set(starts) - set(expected)), f"beyond the {completion.documents} documents that it ended with"),
+        ):
+            if odd:
+                raise IncompleteBuildError(f"{self.folder}: the build is not complete, {_shards(odd)} {what}; {_GO_ON}")
+        return completion
 
     def read_all(self) -> Iterator[Shard]:
         """Yields the shards of a complete build in the order of the source, verified.
@@ -224,6 +262,18 @@ class ShardFolder:
         for start in range(0, self.completion().documents, self.shard_size):
             path = self._existing(start)
             yield read_docnos(path, read_entry(path))
+
+    def _reopen(self) -> None:
+        """Removes the marker of a complete build; it is gone from the disk when this returns."""
+        try:
+            (self.folder / _COMPLETE).unlink()
+        except FileNotFoundError:
+            return
+        sync(self.folder)
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        write_record(self.folder / _MANIFEST, manifest.to_dict())
+        self.manifest = manifest
 
     def _path(self, start: int) -> Path:
         return self.folder / _SHARDS / f"{start:012d}"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from fair_indexing.records import JSON_LINES, PARQUET
+from fair_indexing.source_files import is_parquet, open_lines, source_files
 
 
 class Slice(NamedTuple):
@@ -30,9 +29,7 @@ class FileSlices:
 
     def __init__(self, source: str | os.PathLike[str], fields: tuple[str, str]) -> None:
         """Takes a file or a folder that `open_source` has opened, and the names of docno and text."""
-        path = Path(source).resolve()  # workers have another working directory
-        names = JSON_LINES + PARQUET
-        self.files = sorted(p for p in path.iterdir() if p.name.endswith(names)) if path.is_dir() else [path]
+        self.files = source_files(Path(source).resolve())  # workers have another working directory
         self.fields = fields
 
     def cut(self, size: int) -> list[list[Slice]]:
@@ -40,7 +37,7 @@ class FileSlices:
         shards: list[list[Slice]] = []
         room = 0  # how many documents the last shard still takes
         for number, file in enumerate(self.files):
-            pieces = _parquet_pieces if _is_parquet(file) else _json_pieces
+            pieces = _parquet_pieces if is_parquet(file) else _json_pieces
             for begin, count in pieces(file, room or size, size):
                 if not room:
                     shards.append([])
@@ -59,7 +56,7 @@ class FileSlices:
         pairs: list[tuple[Any, Any]] = []
         for number, begin, count in slices:
             file = self.files[number]
-            pairs += (_read_parquet if _is_parquet(file) else _read_json)(file, begin, count, self.fields)
+            pairs += (_read_parquet if is_parquet(file) else _read_json)(file, begin, count, self.fields)
         return [docno for docno, _ in pairs], [text for _, text in pairs]
 
 
@@ -109,20 +106,15 @@ def open_slices(source: Any, *, docno_field: str, text_field: str) -> FileSlices
     )
 
 
-def _is_parquet(file: Path) -> bool:
-    return file.name.endswith(PARQUET)
-
-
-def _open(file: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb"))
-
-
 def _json_pieces(file: Path, first: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yields (byte, lines) of pieces of ``first`` and then of ``size`` lines; the last one may have fewer."""
-    with _open(file) as lines:
+    """Yields (byte, lines) of pieces of ``first`` and then of ``size`` lines; the last one may have fewer.
+
+    Blank lines are not counted: they stand at the end.
+    """
+    with open_lines(file) as lines:
         while True:
             begin = lines.tell()
-            count = sum(1 for _ in islice(lines, first))
+            count = sum(1 for line in islice(lines, first) if line.strip())
             if not count:
                 return
             yield begin, count
@@ -141,7 +133,7 @@ def _parquet_pieces(file: Path, first: int, size: int) -> Iterator[tuple[int, in
 
 
 def _read_json(file: Path, begin: int, count: int, fields: tuple[str, str]) -> list[tuple[Any, Any]]:
-    with _open(file) as lines:
+    with open_lines(file) as lines:
         lines.seek(begin)
         records = [json.loads(line) for line in islice(lines, count)]
     try:

@@ -16,7 +16,7 @@ from fair_indexing.files import new_folder, read_record, seal, synced_file
 from fair_indexing.manifest import DifferentEncoderError, EncoderRecord
 from pyterrier_fair.encoder import FairBiEncoder
 from pyterrier_fair.identity import EncoderState
-from pyterrier_fair.texts import check_texts
+from pyterrier_fair.texts import read_texts
 
 _RECORD = "fair_encoder.json"
 _TEXTS_AT_ONCE = 10_000  # SQLite takes no more than 32,766 variables
@@ -81,14 +81,12 @@ class FairDocCache(pt.Transformer):
         Raises:
             ImportError: pyterrier-caching is missing.
             DifferentEncoderError: The cache is another encoder's.
-            ValueError: A text is missing.
+            ValueError: A text is missing, or there are two columns of its name.
             TypeError: A text is no string.
         """
         field = self.text_field or self.encoder.text_field
         pt.validate.columns(inp, includes=[field])
-        texts = inp[field].tolist()
-        name = "docno" if "docno" in inp.columns else "row"
-        check_texts(texts, inp["docno"] if name == "docno" else inp.index, column=field, id_column=name)
+        texts = read_texts(inp, field)
         vectors: dict[str, Any] = {}
         distinct = list(dict.fromkeys(texts))
         if distinct:

@@ -23,15 +23,22 @@ class EncoderState:
     def record(self) -> EncoderRecord:
         """Returns the record of the encoder's settings and weights as they stand now."""
         encoder = self.encoder
-        model = encoder.calibrated_model()
-        config = encoder.fair_config
-        settings = (encoder.model, encoder.device, encoder.normalize, config, changeable_settings(model))
+        settings = settings_of(encoder)
         if settings != self._settings:
             self._record = EncoderRecord.of(
-                model, name=name_of(encoder), strength=config.strength, normalize=encoder.normalize
+                encoder.calibrated_model(),
+                name=name_of(encoder),
+                strength=encoder.fair_config.strength,
+                normalize=encoder.normalize,
             )
             self._settings = settings
         return self._record
+
+
+def settings_of(encoder: FairBiEncoder) -> tuple[Any, ...]:
+    """Returns all that an encoder's vectors depend on, as it stands now; cheap to compare (`changeable_settings`)."""
+    model = encoder.calibrated_model()
+    return (encoder.model, encoder.device, encoder.normalize, encoder.fair_config, changeable_settings(model))
 
 
 def name_of(encoder: FairBiEncoder) -> str | None:

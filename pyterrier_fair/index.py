@@ -22,6 +22,11 @@ from pyterrier_fair.encoder import FairBiEncoder
 from pyterrier_fair.identity import EncoderState, name_of
 from pyterrier_fair.transformers import FairQueryEncoder
 
+_REFUSED = {
+    "doc_vec": "FairIndex encodes the documents itself, with the encoder it was given; leave out what adds vectors "
+    "before it, or index into a pyterrier_dr.FlexIndex"
+}
+
 
 class FairIndex(pt.Indexer):
     """Indexes documents into a folder that `pyterrier_dr.FlexIndex` opens, and retrieves from it.
@@ -84,7 +89,8 @@ class FairIndex(pt.Indexer):
 
         Raises:
             ValueError: There is an index already, there are fewer than two documents (the format holds no single one),
-                or a record cannot be indexed; it is named. Nothing is at ``path`` then.
+                a document comes with a vector (``doc_vec``), or a record cannot be indexed; it is named. Nothing is at
+                ``path`` then.
             TypeError: A docno or text is no string.
             DifferentEncoderError: What was encoded before is another encoder's, or of other settings.
             SourceChangedError: The documents are not those that were encoded before.
@@ -96,7 +102,7 @@ class FairIndex(pt.Indexer):
         exists = ValueError(f"path: {target} exists; remove it to index anew, or take another path")
         if target.exists() and not work.exists():
             raise exists
-        source = open_source(iter, text_field=encoder.text_field).started(2, reason=NO_SINGLE)
+        source = open_source(iter, text_field=encoder.text_field, refused=_REFUSED).started(2, reason=NO_SINGLE)
         work.mkdir(parents=True, exist_ok=True)
         with locked(work):
             try:

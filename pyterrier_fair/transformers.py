@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from fair_indexing.encoding import DocumentEncoder
 from fair_indexing.stream import WINDOW, cut_windows, encode_windows
-from pyterrier_fair.texts import check_texts
+from pyterrier_fair.identity import settings_of
+from pyterrier_fair.texts import check_columns, check_texts, read_texts
 
 if TYPE_CHECKING:
     from pyterrier_fair.encoder import FairBiEncoder
@@ -112,10 +113,16 @@ class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
             v.columns(includes=[self.text_field])
         return inp.assign(doc_vec=cast(Any, _encode_column(inp, self.text_field, "docno", self)))
 
-    def transform_iter(self, inp: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Encodes records, every distinct text of a window once; reads one window ahead."""
+    def transform_iter(self, inp: Iterable[dict[str, Any]] | pd.DataFrame) -> Iterator[dict[str, Any]]:
+        """Encodes records, every distinct text of a window once; reads one window ahead.
+
+        Raises:
+            ValueError: The encoder was changed while its stream was read, or a text is missing.
+            TypeError: A text is no string.
+        """
         field = self.text_field
         encoder = self.bi_encoder_model
+        inp = _records(inp, field)
         read: deque[tuple[list[dict[str, Any]], list[int]]] = deque()
 
         def windows() -> Iterator[tuple[list[object], list[str]]]:
@@ -131,10 +138,16 @@ class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
                 yield list(first.values()), list(first)
 
         model = encoder.calibrated_model()
+        settings = settings_of(encoder)
         documents = DocumentEncoder(model, **encoder._document_settings(self.batch_size))
         total = len(inp) if isinstance(inp, Sized) else None
         with tqdm(total=total, desc="Encoding", unit="doc", smoothing=0, disable=not self.verbose) as bar:
             for _, vectors in encode_windows(documents, windows(), progress=bar.update):
+                if settings_of(encoder) != settings:
+                    raise ValueError(
+                        f"encoder: {encoder!r} was changed while it encoded a stream, whose vectors would be of "
+                        "several settings; change it before or after, or take another FairBiEncoder for the others"
+                    )
                 records, places = read.popleft()
                 bar.update(len(records) - len(vectors))
                 for record, i in zip(records, places, strict=True):
@@ -159,10 +172,10 @@ class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
 class _Indexing(pt.Compose):
     """A doc encoder and an indexer. Other pipelines hand over 100 documents at a time, this one a stream."""
 
-    def index(self, iter: Iterable[dict[str, Any]], batch_size: int | None = None) -> Any:
-        if batch_size is not None:
-            return super().index(iter, batch_size)
+    def index(self, iter: Iterable[dict[str, Any]] | pd.DataFrame, batch_size: int | None = None) -> Any:
         encoder, indexer = cast(tuple[FairDocEncoder, pt.Indexer], tuple(self))
+        if batch_size is not None:
+            return super().index(_records(iter, encoder.text_field), batch_size)
         return indexer.index(encoder.transform_iter(iter))
 
 
@@ -203,19 +216,18 @@ class FairScorer(_LiveSettings, BiScorer):  # type: ignore[misc]
         return (self.bi_encoder_model._doc_key(), self.batch_size, self.text_field, self.sim_fn)
 
 
+def _records(inp: Iterable[dict[str, Any]] | pd.DataFrame, text_field: str) -> Iterable[dict[str, Any]]:
+    if not isinstance(inp, pd.DataFrame):
+        return inp
+    check_columns(inp, "docno", text_field)
+    return cast(list[dict[str, Any]], inp.to_dict(orient="records"))
+
+
 def _encode_column(
     frame: pd.DataFrame, column: str, id_column: str, encoder: FairQueryEncoder | FairDocEncoder
 ) -> list[np.ndarray]:
     """Encodes a text column, every distinct text once, and returns a vector per row."""
-    if list(frame.columns).count(column) > 1:
-        raise ValueError(f"{column}: expected one column of this name, got {list(frame.columns).count(column)}")
-    texts = frame[column].tolist()
-    check_texts(
-        texts,
-        frame[id_column].tolist() if id_column in frame.columns else frame.index.tolist(),
-        column=column,
-        id_column=id_column if id_column in frame.columns else "row",
-    )
+    texts = read_texts(frame, column, id_column=id_column)
     place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     vectors = encoder.encode(list(place))
     return [vectors[place[text]] for text in texts]

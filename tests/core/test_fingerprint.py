@@ -10,6 +10,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import normalizers, pre_tokenizers
 
 from fair_calibration import FairConfig, calibrate
 from fair_calibration.fingerprint import changeable_settings, digest_text, fingerprint_model, fingerprint_weights
@@ -103,13 +104,25 @@ class TestChangeableSettings:
     def test_encoding_changes_none(self, tiny_path: Path) -> None:
         model = calibrate(SentenceTransformer(str(tiny_path), device="cpu"))
         before = changeable_settings(model)
-        model.encode_document(["dan gos bal"])
+        model.encode_document(["dan gos bal", "dan"])
         assert changeable_settings(model) == before
+
+    def test_values_that_are_no_numbers_change_nothing_by_themselves(self, tiny_path: Path) -> None:
+        model = SentenceTransformer(str(tiny_path), device="cpu")
+        next(model.parameters()).data.fill_(torch.nan)
+        assert changeable_settings(model) == changeable_settings(model)
 
     @pytest.mark.parametrize(
         "change",
         [
             lambda model: next(model.parameters()).detach().add_(1e-6),
+            lambda model: next(model.parameters()).data.mul_(1.001),
+            lambda model: next(model.parameters()).data.fill_(torch.nan),
+            lambda model: list(model.parameters())[-1].data.add_(1e-6),
+            lambda model: model.tokenizer.add_tokens(["foo"]),
+            lambda model: model.tokenizer.add_special_tokens({"additional_special_tokens": ["gos"]}),
+            lambda model: setattr(model.tokenizer.backend_tokenizer, "normalizer", normalizers.NFC()),
+            lambda model: setattr(model.tokenizer.backend_tokenizer, "pre_tokenizer", pre_tokenizers.Digits()),
             lambda model: setattr(model, "max_seq_length", 7),
             lambda model: model.prompts.update(query="q: "),
             lambda model: setattr(model[1], "pooling_mode", "cls"),

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_indexing.assemble import assemble_npy
 from fair_indexing.build import Build, SourceChangedError, build
 from fair_indexing.duplicates import DuplicateDocnoError
 from fair_indexing.encoding import DocumentEncoder
 from fair_indexing.lock import FolderInUseError
 from fair_indexing.manifest import DifferentEncoderError
-from fair_indexing.shards import ShardFolder
+from fair_indexing.shards import IncompleteBuildError, ShardFolder
 from tests.conftest import TinyModel
 from tests.core.tiny_models import documents
 from tests.indexing.faults import disk_full, fault_at, tree
@@ -105,7 +106,11 @@ class TestVectors:
         assert run(model, tmp_path / "b", DOCS[:1]).completion.documents == 1
 
     def test_several_devices_are_the_pools(
-        self, model: FairSentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        model: FairSentenceTransformer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         class Pool(DocumentEncoder):
             def __init__(self, model: Any, devices: list[str], **settings: Any) -> None:
@@ -120,8 +125,13 @@ class TestVectors:
 
         ended: list[list[str]] = []
         monkeypatch.setattr(build_module, "PoolEncoder", Pool)
-        run(model, tmp_path / "b", devices=["cuda:0", "cuda:1"])
-        assert ended == [["cuda:0", "cuda:1"]]
+        interrupted(model, tmp_path / "b", after=10)
+        assert ShardFolder(tmp_path / "b").manifest.environment["device"] == "cpu"
+        run(model, tmp_path / "b", devices=["cpu", "cpu"])
+        assert "last bits may differ: device: 'cpu' there, 'pool of 2 cpu' now" in caplog.text
+        run(model, tmp_path / "c", devices=["cpu", "cpu"])
+        assert ended == [["cpu", "cpu"]] * 2
+        assert ShardFolder(tmp_path / "c").manifest.environment["device"] == "pool of 2 cpu"
         assert ShardFolder(tmp_path / "b").completion().documents == 11
 
 
@@ -192,6 +202,19 @@ class TestResume:
         run(model, tmp_path / "b", tokens_per_batch=100)  # as after running out of memory
         assert "last bits may differ: tokens_per_batch: " in caplog.text
 
+    def test_without_a_shard_other_settings_are_taken(
+        self, model: FairSentenceTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with pytest.raises(ValueError, match="text is missing"):
+            run(model, tmp_path / "b", iter([{"docno": "d0", "text": None}]))
+        assert ShardFolder(tmp_path / "b").starts() == []
+        with pytest.raises(ValueError, match="holds a build; remove it"):
+            run(model, tmp_path / "b", resume=False)
+        run(model, tmp_path / "b", strength=0.25, shard_size=5, tokens_per_batch=99)
+        run(model, tmp_path / "whole", strength=0.25, shard_size=5, tokens_per_batch=99)
+        assert tree(tmp_path / "b") == tree(tmp_path / "whole")
+        assert "last bits" not in caplog.text
+
 
 class TestChangedSources:
     CHANGES = {
@@ -222,6 +245,45 @@ class TestChangedSources:
         more = [*DOCS, {"docno": "d11", "text": "x"}]
         with pytest.raises(SourceChangedError, match=r"the 4 documents \(there were 3\) from list, record 8 to"):
             run(model, tmp_path / "b", more)
+
+    @pytest.mark.parametrize("make", [list, iter])
+    def test_longer_ones_of_whole_shards_are_gone_on_with(
+        self, model: FairSentenceTransformer, tmp_path: Path, make: Any
+    ) -> None:
+        run(model, tmp_path / "b", DOCS[:8])
+        assert ShardFolder(tmp_path / "b").manifest.source["documents"] == 8
+        assert run(model, tmp_path / "b", make(DOCS)).encoded == 3
+        run(model, tmp_path / "whole")
+        assert tree(tmp_path / "b") == tree(tmp_path / "whole")
+
+    def test_a_longer_one_that_ends_before_its_first_shard_is_not_complete(
+        self, model: FairSentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run(model, tmp_path / "b", DOCS[:8])
+        monkeypatch.setattr(ShardFolder, "write", lambda *_, **__: disk_full())
+        with pytest.raises(OSError, match="No space left"):
+            run(model, tmp_path / "b")
+        assert ShardFolder(tmp_path / "b").manifest.source["documents"] == 11
+        with pytest.raises(IncompleteBuildError, match="2 of 3 shards are there"):
+            ShardFolder(tmp_path / "b").completion()
+
+    def test_a_longer_one_that_ends_early_is_not_complete(self, model: FairSentenceTransformer, tmp_path: Path) -> None:
+        more = [*DOCS, *({**doc, "docno": f"more {doc['docno']}"} for doc in DOCS)]
+
+        def records() -> Iterator[dict[str, str]]:
+            yield from more[:20]
+            raise KeyboardInterrupt
+
+        run(model, tmp_path / "b", DOCS[:8])
+        with pytest.raises(KeyboardInterrupt):
+            run(model, tmp_path / "b", records())
+        assert max(ShardFolder(tmp_path / "b").starts()) >= 8
+        assert ShardFolder(tmp_path / "b").manifest.source["documents"] is None
+        with pytest.raises(IncompleteBuildError, match="the build is not complete"):
+            assemble_npy(tmp_path / "b", tmp_path / "npy")
+        assert not (tmp_path / "npy").exists()
+        assert run(model, tmp_path / "b", more).completion.documents == 22
+        assert ShardFolder(tmp_path / "b").manifest.source["documents"] == 22
 
 
 class TestBadSources:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import runpy
 import sys
@@ -92,6 +93,22 @@ def test_plain(arguments: list[str], tmp_path: Path) -> None:
         (["--strength", "2"], "strength: expected a number in [0, 1], got 2.0"),
         (["--plain"], "--plain: a plain model has no --strength and no --config"),
         (["--text-field", "text"], "expected 'text', the record has ['_id', 'body']"),
+        (["--devices", "cpu", "cuda:99"], "devices: expected devices of this machine, such as 'cpu' or 'cuda:0', got"),
+        (
+            ["--device", "cuda:99"],
+            "--device: expected devices of this machine, such as 'cpu' or 'cuda:0', got 'cuda:99'",
+        ),
+        (["--max-seq-length", "-5"], "--max-seq-length: expected an integer of at least 1, got -5"),
+        (["--max-seq-length", "0"], "--max-seq-length: expected an integer of at least 1, got 0"),
+        (
+            ["--config", "{bad"],
+            "--config: expected what FairConfig.to_json writes, got '{bad' (Expecting property name",
+        ),
+        (
+            ["--config", "[1]"],
+            "--config: expected what FairConfig.to_json writes, got '[1]' (values: expected a mapping",
+        ),
+        (["--config", ""], "--config: expected what FairConfig.to_json writes, got '' (Expecting value"),
         (["--shard-size", "0"], "shard_size: expected an integer of at least 1, got 0"),
     ],
 )
@@ -103,6 +120,20 @@ def test_errors_are_one_line(
     assert exit.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fair_indexing: error: ")]
     assert message in line
+
+
+def test_a_damaged_source_is_one_line(
+    arguments: list[str], source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = bytearray(gzip.compress(Path(source).read_bytes()))
+    data[len(data) // 2] ^= 0xFF
+    (tmp_path / "docs.jsonl.gz").write_bytes(data)
+    arguments[2] += ".gz"
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2
+    assert "fair_indexing: error: " in (error := capsys.readouterr().err)
+    assert "docs.jsonl.gz: the file is damaged after line" in error
 
 
 def test_a_full_disk_says_how_to_go_on(

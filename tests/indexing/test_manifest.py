@@ -144,6 +144,7 @@ class TestManifest:
     def test_environments(self, tiny_model: TinyModel) -> None:
         environment = describe_environment(tiny_model(), tokens_per_batch=5)
         assert environment["device"] == "cpu"
+        assert describe_environment(tiny_model(), ["cuda:1", "cpu", "cuda:0"])["device"] == "pool of 1 cpu and 2 cuda"
         assert environment["versions"]["torch"] == torch.__version__
         later = {**environment, "tokens_per_batch": 7}
         assert environment_differences(manifest(environment=environment), manifest(environment=later)) == [

@@ -60,7 +60,8 @@ class TestKinds:
         write_parquet(tmp_path / "b.parquet", DOCS[2:3])
         write_lines(tmp_path / "a.jsonl", DOCS[:2])
         write_lines(tmp_path / "c.jsonl", DOCS[3:])
-        (tmp_path / "README.md").write_text("")
+        (tmp_path / "_SUCCESS").write_text("")
+        (tmp_path / ".a.jsonl.crc").write_text("")
         source = open_source(tmp_path)
         assert pairs(source) == PAIRS
         assert [source.locate(i).removeprefix(f"{tmp_path}/") for i in range(5)] == [
@@ -114,6 +115,46 @@ class TestKinds:
         (tmp_path / "docs.tsv").write_text("")
         with pytest.raises(ValueError, match=r"expected a file named .*, got .*docs.tsv"):
             open_source(tmp_path / "docs.tsv")
+
+    @pytest.mark.parametrize("name", [name.upper() for name in WRITERS])
+    def test_names_in_capitals(self, tmp_path: Path, name: str) -> None:
+        WRITERS[name.lower()](tmp_path / name, DOCS)
+        assert pairs(open_source(tmp_path / name)) == pairs(open_source(tmp_path)) == PAIRS
+
+    @pytest.mark.parametrize("name", ["c.json", "e.jsonl.bz2", "f.parq", "README.md", "sub/d.jsonl", "d.jsonl/x"])
+    def test_nothing_in_a_folder_is_left_out(self, tmp_path: Path, name: str) -> None:
+        write_lines(tmp_path / "a.jsonl", DOCS)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+        odd = name.split("/")[0]
+        with pytest.raises(
+            ValueError, match=rf"{tmp_path} also holds '{odd}', which would be left out; move them away"
+        ):
+            open_source(tmp_path)
+
+    def test_columns_of_one_name(self, tmp_path: Path) -> None:
+        frame = pd.DataFrame([["a", "x", "y"]], columns=["docno", "text", "text"])
+        with pytest.raises(
+            ValueError, match="source: text: expected one column of this name, got 2; rename the others"
+        ):
+            open_source(frame)
+        columns = [pa.array(["a"]), pa.array(["x"]), pa.array(["b"])]
+        pq.write_table(pa.Table.from_arrays(columns, ["docno", "text", "docno"]), tmp_path / "docs.parquet")
+        with pytest.raises(ValueError, match=r"docs.parquet: docno: expected one column of this name, got 2"):
+            open_source(tmp_path / "docs.parquet")
+
+    @pytest.mark.parametrize("name", ["list", "iterator", "frame", "dataset", "docs.jsonl", "docs.parquet"])
+    def test_fields_that_are_refused(self, tmp_path: Path, name: str) -> None:
+        docs = [{**doc, "doc_vec": [0.5]} for doc in DOCS]
+        kinds: dict[str, Callable[[], Any]] = {
+            "list": lambda: docs,
+            "iterator": lambda: iter(docs),
+            "frame": lambda: pd.DataFrame(docs),
+            "dataset": lambda: pytest.importorskip("datasets").Dataset.from_list(docs),
+        }
+        source = kinds[name]() if name in kinds else WRITERS[name](tmp_path / name, docs)
+        with pytest.raises(ValueError, match=r": doc_vec: not now$"):
+            count_documents(open_source(source, refused={"doc_vec": "not now"}))
 
 
 class TestWindows:
@@ -206,11 +247,23 @@ def test_missing_fields() -> None:
 
 
 class TestDamagedFiles:
-    @pytest.mark.parametrize("line", [b"{", b"", b"\xff", b'{"docno": "a"} x'])
+    @pytest.mark.parametrize(
+        "line", [b"{", b"\xff", b'{"docno": "a"} x', b"[" * 200_000, b'{"n": ' + b"9" * 5000 + b"}"]
+    )
     def test_lines(self, tmp_path: Path, line: bytes) -> None:
         path = tmp_path / "docs.jsonl"
         path.write_bytes(json.dumps(DOCS[0]).encode() + b"\n" + line + b"\n")
         with pytest.raises(ValueError, match=r"docs.jsonl, line 2: expected a JSON object, got '"):
+            count_documents(open_source(path))
+
+    @pytest.mark.parametrize("end", [b"\n", b"\r\n \n\n", b"\t"])
+    def test_blank_lines_stand_at_the_end_only(self, tmp_path: Path, end: bytes) -> None:
+        path = tmp_path / "docs.jsonl"
+        lines = [json.dumps(doc).encode() + b"\n" for doc in DOCS]
+        path.write_bytes(b"".join(lines) + end)
+        assert pairs(open_source(path)) == PAIRS
+        path.write_bytes(lines[0] + b"\n\n" + lines[1])
+        with pytest.raises(ValueError, match=r"docs.jsonl, line 2: expected a JSON object, got a blank line before"):
             count_documents(open_source(path))
 
     def test_no_objects(self, tmp_path: Path) -> None:
@@ -221,6 +274,15 @@ class TestDamagedFiles:
         path = write_gzip(tmp_path / "docs.jsonl.gz", DOCS)
         path.write_bytes(path.read_bytes()[:-12])
         with pytest.raises(ValueError, match=r"docs.jsonl.gz: the file is damaged after line \d"):
+            count_documents(open_source(path))
+
+    @pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+    def test_a_damaged_gzip(self, tmp_path: Path, place: float) -> None:
+        path = write_gzip(tmp_path / "docs.jsonl.gz", [{"docno": f"d{i}", "text": f"{i * i}"} for i in range(300)])
+        data = bytearray(path.read_bytes())
+        data[int(place * len(data))] ^= 0xFF
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"docs.jsonl.gz(: the file is damaged after|,) line \d"):
             count_documents(open_source(path))
 
     def test_parquet(self, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ class TestFolder:
         (tmp_path / "thesis.tex").write_text("")
         with pytest.raises(ValueError, match=r"expected an empty or a new one, .* holds \['thesis.tex'\]"):
             ShardFolder.create(tmp_path, manifest())
+
+    def test_a_manifest_may_be_replaced_while_there_are_no_shards(self, shards: ShardFolder) -> None:
+        shards.begin_anew(manifest(shard_size=2))
+        assert shards.shard_size == ShardFolder(shards.folder).shard_size == 2
+        shards.write(0, docnos(2), vectors(2), texts=texts(2))
+        with pytest.raises(ValueError, match=r"holds 1 shards \(those of document 0\) of the one that is there"):
+            shards.begin_anew(manifest())
+
+    def test_the_number_of_documents_is_that_of_the_source(self, shards: ShardFolder) -> None:
+        shards.note_documents(None)
+        assert ShardFolder(shards.folder).manifest.source == {"name": "list", "documents": None}
+        write(shards, 0)
+        shards.finish(4)
+        assert ShardFolder(shards.folder).manifest.source == {"name": "list", "documents": 4}
 
     def test_a_damaged_manifest(self, shards: ShardFolder) -> None:
         path = shards.folder / "manifest.json"
@@ -212,6 +227,40 @@ class TestCompletion:
         shards.write(4, docnos(1, 4), vectors(1)[:, :2], texts=texts(1))
         with pytest.raises(ValueError, match=r"expected vectors of one dimension, got \[2, 3\]"):
             shards.finish(5)
+
+    def test_is_gone_before_a_new_shard_is_there(self, complete: ShardFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(complete, 0)  # it is there already
+        assert complete.completion().documents == N
+        synced: list[tuple[Path, bool]] = []
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            synced.append((path, (complete.folder / "complete.json").exists()))
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        complete.write(12, docnos(1, 12), vectors(1), texts=texts(1))
+        assert synced[0] == (complete.folder, False)
+        with pytest.raises(IncompleteBuildError, match="not complete, 4 shards are there"):
+            complete.completion()
+
+    def test_is_of_the_shards_that_are_there(self, complete: ShardFolder) -> None:
+        """An older version left the marker where it went on with a longer source."""
+        path = complete.folder / "complete.json"
+        data = path.read_bytes()
+        complete.write(12, docnos(1, 12), vectors(1), texts=texts(1))
+        path.write_bytes(data)
+        with pytest.raises(
+            IncompleteBuildError,
+            match=r"not complete, 1 shards \(those of document 12\) beyond the 10 documents that it ended with; run it",
+        ):
+            next(complete.read_all())
+        shutil.rmtree(complete.folder / "shards" / "000000000012")
+        assert complete.completion().documents == N
+        shutil.rmtree(complete.folder / "shards" / "000000000004")
+        with pytest.raises(IncompleteBuildError, match=r"1 shards \(those of document 4\) missing; run it again"):
+            complete.completion()
 
     def test_is_gone_with_a_damaged_shard(self, complete: ShardFolder) -> None:
         (complete.folder / "shards" / "000000000004" / "docnos.json").write_text("[]")

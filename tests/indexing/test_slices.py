@@ -52,7 +52,7 @@ def test_shards_that_span_files(tmp_path: Path, size: int) -> None:
     write(tmp_path / "d.jsonl.gz", DOCS[9:10])
     write(tmp_path / "e.jsonl", [])
     write(tmp_path / "f.ndjson", DOCS[10:])
-    (tmp_path / "readme.md").write_text("no documents")
+    (tmp_path / "_SUCCESS").write_text("no documents")
     assert all_shards(tmp_path, size) == expected(tmp_path, size)
 
 
@@ -76,6 +76,22 @@ def test_only_the_row_groups_of_a_slice_are_read(tmp_path: Path, monkeypatch: py
         [f"d{i}" for i in range(start, min(13, start + 5))] for start in (0, 5, 10)
     ]
     assert read == [[0, 1], [1, 2, 3], [3, 4]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_blank_lines_at_the_end_are_no_documents(tmp_path: Path, size: int) -> None:
+    for name, docs in {"a.JSONL": DOCS[:3], "b.jsonl": DOCS[3:5]}.items():
+        write(tmp_path / name, docs)
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"\n" * 3)
+    assert all_shards(tmp_path, size) == expected(tmp_path, size)
+
+
+def test_folders_are_those_that_are_read_whole(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", DOCS)
+    (tmp_path / "b.json").write_text("")
+    with pytest.raises(ValueError, match=r"also holds 'b.json', which would be left out"):
+        open_slices(tmp_path, **FIELDS)
 
 
 @pytest.mark.parametrize("size", [1, 5, 13])

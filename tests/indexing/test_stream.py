@@ -130,6 +130,11 @@ def test_an_error_of_the_source_passes(fair: FairSentenceTransformer) -> None:
         ({"window": 0}, "window: expected an integer of at least 1, got 0"),
         ({"tokens_per_batch": 0}, "tokens_per_batch: expected an integer of at least 1, got 0"),
         ({"devices": "cuda:0"}, "devices: expected a list such as ['cuda:0', 'cuda:1'], got 'cuda:0'"),
+        (
+            {"devices": ["cpu", "cuda:99"]},
+            "devices: expected devices of this machine, such as 'cpu' or 'cuda:0', got 'cuda:99' (there are",
+        ),
+        ({"devices": ["gpu"]}, "such as 'cpu' or 'cuda:0', got 'gpu' (Expected one of cpu"),
         ({"devices": []}, "devices: expected a list such as ['cuda:0', 'cuda:1'], got []"),
     ],
 )

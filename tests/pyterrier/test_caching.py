@@ -175,6 +175,20 @@ class TestDocCache:
         with pytest.raises(ValueError, match=r"text: 1 of 8 rows have no text \(docno 'd2'\)"):
             FairDocCache(tmp_path, encoder)(docs.assign(text=[*docs["text"][:2], None, *docs["text"][3:]]))
 
+    @pytest.mark.parametrize("column", ["text", "docno"])
+    def test_columns_of_one_name(self, encoder: FairBiEncoder, docs: pd.DataFrame, tmp_path: Path, column: str) -> None:
+        with pytest.raises(ValueError, match=f"{column}: expected one column of this name, got 2; rename the others"):
+            FairDocCache(tmp_path, encoder)(pd.concat([docs, docs[[column]]], axis=1))
+
+    def test_follows_weights_changed_in_place(self, encoder: FairBiEncoder, docs: pd.DataFrame, tmp_path: Path) -> None:
+        cache = FairDocCache(tmp_path, encoder)
+        before = vectors(cache(docs))
+        for parameter in encoder.calibrated_model().parameters():
+            parameter.data.mul_(1.5)  # which PyTorch does not count as a change
+        found = vectors(cache(docs))
+        assert np.abs(found - before).max() > 0.01
+        assert np.abs(found - encoder.encode_docs(docs["text"])).max() < VECTORS
+
     def test_what_pyterrier_sees(self, encoder: FairBiEncoder, make_encoder: MakeEncoder, tmp_path: Path) -> None:
         cache = FairDocCache(tmp_path / "caches", encoder)
         assert pt.inspect.transformer_inputs(cache) == [["text"]]

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from fair_indexing.build import SourceChangedError
 from fair_indexing.lock import FolderInUseError
 from fair_indexing.manifest import DifferentEncoderError
-from pyterrier_fair import FairBiEncoder, FairIndex
+from pyterrier_fair import FairBiEncoder, FairDocCache, FairIndex
 from pyterrier_fair.index import IndexQueryEncoder
 from tests.conftest import TinyModel
 from tests.indexing.faults import disk_full, fault_at, tree
@@ -61,6 +61,25 @@ class TestIndexing:
     def test_a_doc_encoder_before_it_is_refused(self, encoder: FairBiEncoder, index: FairIndex) -> None:
         with pytest.raises(ValueError, match=r"FairIndex encodes the documents itself, .* leave the doc encoder"):
             encoder.doc_encoder() >> index
+
+    @pytest.mark.parametrize("stage", ["doc_encoder", "behind others", "encoder", "cache", "frame"])
+    def test_vectors_of_other_encoders_are_refused(
+        self, make_encoder: MakeEncoder, index: FairIndex, tmp_path: Path, stage: str
+    ) -> None:
+        other = make_encoder(strength=0.1)
+        same_text = pt.apply.text(lambda row: row["text"])
+        pipelines: dict[str, Any] = {
+            "doc_encoder": lambda: same_text >> other.doc_encoder() >> index,
+            "behind others": lambda: (same_text >> other.doc_encoder()) >> index,
+            "encoder": lambda: other >> index,
+            "cache": lambda: FairDocCache(tmp_path / "caches", other) >> index,
+            "frame": lambda: index,
+        }
+        docs = other.doc_encoder()(pd.DataFrame(DOCS)) if stage == "frame" else DOCS
+        with pytest.raises(ValueError, match=r": doc_vec: FairIndex encodes the documents itself, .* leave out what"):
+            pipelines[stage]().index(docs)
+        assert not Path(index.path).exists()
+        assert not Path(f"{index.path}.build").exists()
 
     def test_frames_and_other_fields(self, make_encoder: MakeEncoder, tmp_path: Path, built: FairIndex) -> None:
         frame = pd.DataFrame(DOCS).rename(columns={"text": "body"})
@@ -141,6 +160,17 @@ class TestResuming:
             index.index(DOCS)
         encoder.strength = 0.8
         index.index(DOCS)
+
+    def test_other_settings_are_taken_as_long_as_nothing_is_encoded(
+        self, index: FairIndex, encoder: FairBiEncoder
+    ) -> None:
+        with pytest.raises(ValueError, match="text is missing"):
+            index.index(iter([DOCS[0], {"docno": "d1", "text": None}]))
+        assert Path(f"{index.path}.build").exists()
+        encoder.strength = 0.3
+        FairIndex(index.path, encoder).index(DOCS)
+        assert index.record().fair_config == encoder.fair_config.to_dict()
+        assert not Path(f"{index.path}.build").exists()
 
     def test_other_documents_are_refused(self, index: FairIndex) -> None:
         self.interrupt(index)

@@ -279,6 +279,21 @@ def test_indexing_sees_the_whole_collection_as_one_stream(make_encoder: MakeEnco
     assert sorted(set(behind.read)) == [100, 200, 250]
 
 
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_indexing_a_frame(
+    make_encoder: MakeEncoder, docs: pd.DataFrame, tmp_path: Path, batch_size: int | None
+) -> None:
+    doc_encoder = make_encoder().doc_encoder()
+    index = FlexIndex(str(tmp_path / "index"), verbose=False)
+    (doc_encoder >> index).index(docs.assign(url="u"), batch_size=batch_size)
+    stored = list(index.get_corpus_iter())
+    assert [record["docno"] for record in stored] == list(docs["docno"])
+    np.testing.assert_allclose(np.stack([record["doc_vec"] for record in stored]), doc_encoder.encode(TEXTS), atol=2e-6)
+    twice = pd.concat([docs, docs[["text"]]], axis=1)
+    with pytest.raises(ValueError, match="text: expected one column of this name, got 2; rename the others"):
+        (doc_encoder >> FlexIndex(str(tmp_path / "other"))).index(twice, batch_size=batch_size)
+
+
 def test_a_document_without_text_stops_the_index(make_encoder: MakeEncoder, tmp_path: Path) -> None:
     documents = [{"docno": "a", "text": "bal"}, {"docno": "b", "text": None}]
     index = FlexIndex(str(tmp_path / "index"), verbose=False)

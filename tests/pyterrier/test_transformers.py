@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,36 @@ def test_streams_of_records(make_encoder: MakeEncoder, monkeypatch: pytest.Monke
     assert [r["docno"] for r in result] == [f"d{i}" for i in range(7)]
     assert encoder.counts.documents == 2 + 2 + 1  # every distinct text of a window once
     np.testing.assert_allclose(np.stack([r["doc_vec"] for r in result]), encoder.encode_docs(texts), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda encoder: setattr(encoder, "max_seq_length", 64),
+        lambda encoder: setattr(encoder, "strength", 0.1),
+        lambda encoder: setattr(encoder, "basket_size", 16),
+        lambda encoder: encoder.calibrated_model().prompts.update(document="kir "),
+        lambda encoder: next(encoder.calibrated_model().parameters()).data.mul_(1.1),
+    ],
+)
+def test_an_encoder_that_is_changed_in_mid_stream_is_refused(
+    make_encoder: MakeEncoder, monkeypatch: pytest.MonkeyPatch, change: Callable[[FairBiEncoder], object]
+) -> None:
+    monkeypatch.setattr(transformers, "WINDOW", 3)
+    encoder = make_encoder()
+    stream = encoder.doc_encoder()({"docno": f"d{i}", "text": text} for i, text in enumerate(TEXTS[:6]))
+    next(stream)
+    change(encoder)
+    encoder.encode_queries(["bal"])  # applies what was set to the model
+    assert [record["docno"] for record in (next(stream), next(stream))] == ["d1", "d2"]  # were encoded before
+    with pytest.raises(ValueError, match=r"encoder: FairBiEncoder\(.* was changed while it encoded a stream"):
+        next(stream)
+
+
+def test_streams_of_frames(encoder: FairBiEncoder, docs: pd.DataFrame) -> None:
+    records = list(encoder.doc_encoder().transform_iter(docs.set_index(docs.index[::-1])))
+    assert [r["docno"] for r in records] == list(docs["docno"])
+    assert np.array_equal(np.stack([r["doc_vec"] for r in records]), encoder.encode_docs(TEXTS))
 
 
 def test_streams_that_are_no_documents(encoder: FairBiEncoder) -> None:
