@@ -34,11 +34,11 @@ def frame_of(empty: Sequence[int], letter: Sequence[int]) -> Frame:
     """Returns what the token ids of an empty text and of one letter have in common at both ends.
 
     Raises:
-        ValueError: The letter adds no token.
+        ValueError: They are the same.
     """
-    if len(letter) <= len(empty):
+    if list(letter) == list(empty):
         raise ValueError(
-            f"tokenizer: expected a letter to be longer than an empty text, got ids {list(letter)} and {list(empty)}"
+            f"tokenizer: expected a letter and an empty text to differ, got the ids {list(letter)} for both"
         )
     prefix = _n_common(empty, letter)
     return Frame(prefix, _n_common(empty[prefix:][::-1], letter[prefix:][::-1]))

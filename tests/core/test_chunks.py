@@ -42,7 +42,7 @@ def test_the_frame_is_what_texts_share() -> None:
 
 
 def test_a_tokenizer_that_does_not_see_letters_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"tokenizer: expected a letter .* got ids \[101, 102\] and \[101, 102\]"):
+    with pytest.raises(ValueError, match=r"tokenizer: expected a letter .* to differ, got the ids \[101, 102\]"):
         frame_of([101, 102], [101, 102])
 
 
