@@ -54,11 +54,7 @@ def main() -> None:
     documents = [_document(plain, args.tokens, seed) for seed in range(args.batch_size)]
     hardware = {
         "cpu": processor_name(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "sentence_transformers": sentence_transformers.__version__,
-        "python": platform.python_version(),
+        **software(),
         "tokens": args.tokens,
         "batch_size": args.batch_size,
         "model": Path(args.model).name,
@@ -143,6 +139,22 @@ def peak_of(run: Callable[[], Any]) -> int:
         total += n_bytes
         peak = max(peak, total)
     return peak
+
+
+def software() -> dict[str, Any]:
+    """Returns the number of threads and the versions in use."""
+    return {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "sentence_transformers": sentence_transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def device_name(device: str) -> str:
+    """Returns the name of the processor that "cpu" or "cuda" stands for."""
+    return torch.cuda.get_device_name() if device == "cuda" else processor_name()
 
 
 def processor_name() -> str:

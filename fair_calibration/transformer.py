@@ -26,13 +26,12 @@ from fair_calibration.calls import AttentionHandler
 from fair_calibration.chunk_encoder import ChunkEncoder, longest_input
 from fair_calibration.chunks import Frame, frame_of
 from fair_calibration.config import FairConfig, validate_strength
-from fair_calibration.discovery import Discovery, Probe, discover, model_name, set_implementation
+from fair_calibration.discovery import PROBE_TEXTS, Discovery, Probe, discover, model_name, set_implementation
 from fair_calibration.last_layer import LastLayer, PooledRows, prove
 from fair_calibration.poolings import check_pooled_directly, excluded_prompt, single_mode
 from fair_calibration.report import DocumentCounter, DocumentCounts, Summary, count_truncated
 from fair_calibration.routes import document_path, own_tasks
 
-_PROBE = ["one", "A probe of two lengths, so that one of the two sequences is padded."]
 _OWN_STATE = {
     "fair_config",
     "counter",
@@ -178,7 +177,7 @@ class FairTransformer(Transformer):
 
     def _run_probe(self, device: torch.device) -> Probe:
         with _tokenizing:
-            features = super().preprocess(list(_PROBE))
+            features = super().preprocess(list(PROBE_TEXTS))
         if "attention_mask" not in features:
             raise ValueError(
                 f"{model_name(self.model)} takes no attention_mask (features: {sorted(features)}): only text models "
@@ -200,7 +199,7 @@ class FairTransformer(Transformer):
             return self._preprocess_whole(inputs, prompt, **kwargs)
         with _tokenizing:
             features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
-            if features and kwargs.get("task") != "query":
+            if features and not is_query:
                 features["n_truncated"] = count_truncated(features, self.max_seq_length)
         return features
 

@@ -13,8 +13,9 @@ from tqdm.auto import tqdm
 
 from fair_calibration import FairConfig, calibrate
 from fair_calibration.config import validate_positive_int, validate_strength
+from fair_calibration.prompts import document_prompt
 from fair_evaluation.attention_shares import Array, ShareObserver
-from fair_evaluation.documents import batches, document_prompt
+from fair_evaluation.documents import batches
 from fair_evaluation.observation import Batch, load_batch, observe_attention
 
 logger = logging.getLogger("fair_evaluation")

@@ -12,12 +12,6 @@ from fair_calibration.routes import document_path
 _UNLIMITED = 10**9  # transformers' tokenizers without a limit have one of 10^30
 
 
-def document_prompt(model: SentenceTransformer) -> str:
-    """Returns the prompt that ``model.encode_document`` puts before every text, "" for none."""
-    name = next((n for n in ("document", "passage", "corpus") if n in model.prompts), model.default_prompt_name)
-    return (model.prompts.get(name) if name is not None else None) or ""
-
-
 def max_document_tokens(model: SentenceTransformer) -> int | None:
     """Returns how many tokens of a document the model reads, prompt and special tokens included; None for all."""
     first = document_path(model)[0]

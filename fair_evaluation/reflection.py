@@ -21,7 +21,8 @@ from tqdm.auto import tqdm
 
 from fair_calibration import FairSentenceTransformer, uncalibrate
 from fair_calibration.config import validate_positive_int
-from fair_evaluation.documents import batches, count_tokens, document_prompt, max_document_tokens
+from fair_calibration.prompts import document_prompt
+from fair_evaluation.documents import batches, count_tokens, max_document_tokens
 from fair_evaluation.measures import slope_of_rows
 from fair_evaluation.segments import Orders, cut_segments, rotated_orders
 

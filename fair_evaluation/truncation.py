@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from fair_calibration.config import validate_positive_int
-from fair_evaluation.documents import batches, count_tokens, document_prompt, max_document_tokens
+from fair_calibration.prompts import document_prompt
+from fair_evaluation.documents import batches, count_tokens, max_document_tokens
 
 
 class DocumentTokens(NamedTuple):

@@ -22,7 +22,8 @@ from tqdm.auto import tqdm
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
 from fair_calibration.config import Isolate, validate_positive_int
-from fair_evaluation.documents import batches, count_tokens, document_prompt, max_document_tokens
+from fair_calibration.prompts import document_prompt
+from fair_evaluation.documents import batches, count_tokens, max_document_tokens
 from fair_evaluation.measures import Array, harmonic_mean_of_rows, psi_of_rows
 from fair_evaluation.segments import cut_segments, rotated_orders
 from fair_evaluation.token_counts import cut_text, token_counter

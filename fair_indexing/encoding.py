@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from fair_calibration import DocumentCounts, FairSentenceTransformer
 from fair_calibration.config import validate_positive_int, validate_strength
+from fair_calibration.prompts import document_prompt
 from fair_indexing.batching import token_batches
 from fair_indexing.window import RowTokenizer, Window, check_texts
 
@@ -73,6 +74,11 @@ def encode_documents(
         return encoder.encode(encoder.prepare(texts, names), progress=bar.update)
 
 
+def resolve_normalize(model: SentenceTransformer, normalize: bool | None) -> bool:
+    """Returns whether vectors get unit length; None is where the model's similarity is the cosine."""
+    return model.similarity_fn_name == "cosine" if normalize is None else bool(normalize)
+
+
 def default_tokens_per_batch(device: torch.device) -> int:
     """Returns the most tokens of a forward pass where none are given."""
     return TOKENS_PER_CPU_BATCH if device.type == "cpu" else TOKENS_PER_BATCH
@@ -111,7 +117,7 @@ class DocumentEncoder:
             else validate_positive_int("tokens_per_batch", tokens_per_batch)
         )
         self.max_documents = None if max_documents is None else validate_positive_int("max_documents", max_documents)
-        self.normalize = model.similarity_fn_name == "cosine" if normalize is None else normalize
+        self.normalize = resolve_normalize(model, normalize)
         self._settings: dict[str, Any] = {}
         if strength is not None:
             if not isinstance(model, FairSentenceTransformer):
@@ -175,10 +181,7 @@ class DocumentEncoder:
         return vectors
 
     def _preprocess(self, texts: list[str]) -> dict[str, Any]:
-        # encode_document's prompt
-        prompts = self.model.prompts
-        name = next((n for n in ("document", "passage", "corpus") if n in prompts), self.model.default_prompt_name)
-        prompt = None if name is None else prompts[name]
+        prompt = document_prompt(self.model) or None
         return dict(self.model.preprocess(texts, prompt=prompt, task="document", **self._settings))
 
     def _batches(self, window: Window, numbers: Sequence[int]) -> list[list[int]]:

@@ -16,9 +16,10 @@ from sentence_transformers import SentenceTransformer
 from fair_calibration import FairConfig, FairSentenceTransformer
 from fair_calibration.config import validate_positive_int
 from fair_calibration.fingerprint import fingerprint_weights, model_facts
+from fair_calibration.prompts import document_prompt, query_prompt
+from fair_indexing.encoding import resolve_normalize
 
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "fair-calibration")
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the names that encode_document looks for
 _SHOWN = 60
 
 
@@ -98,8 +99,8 @@ class EncoderRecord:
             truncate_dim=facts["truncate_dim"],
             normalize=resolve_normalize(model, normalize),
             similarity=str(facts["similarity"]),
-            document_prompt=_prompt(model, _DOCUMENT_PROMPTS),
-            query_prompt=_prompt(model, ("query",)),
+            document_prompt=document_prompt(model),
+            query_prompt=query_prompt(model),
             fair_config=None if config is None else config.to_dict(),
         )
 
@@ -219,11 +220,6 @@ def describe_environment(
     }
 
 
-def resolve_normalize(model: SentenceTransformer, normalize: bool | None) -> bool:
-    """Returns whether vectors get unit length; None is where the model's similarity is the cosine."""
-    return model.similarity_fn_name == "cosine" if normalize is None else bool(normalize)
-
-
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     before, after = dict(_flat(old)), dict(_flat(new))
     absent = object()
@@ -245,11 +241,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _shown(values: Mapping[str, Any], key: str) -> str:
     text = repr(values[key]) if key in values else "nothing"
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-
-
-def _prompt(model: SentenceTransformer, names: tuple[str, ...]) -> str:
-    name = next((name for name in names if name in model.prompts), model.default_prompt_name)
-    return (model.prompts.get(name) if name is not None else None) or ""
 
 
 def _name_of(model: SentenceTransformer) -> str:

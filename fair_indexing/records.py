@@ -184,11 +184,6 @@ def open_source(
     )
 
 
-def count_documents(source: Source) -> int:
-    """Reads and checks all documents of a source, before hours are spent on them; returns their number."""
-    return sum(len(window.docnos) for window in source.windows(_ROWS_AT_ONCE))
-
-
 def _open_files(path: Path, fields: _Fields) -> Source:
     files = source_files(path)
     sizes = [_parquet_rows(file, fields) if is_parquet(file) else None for file in files]

@@ -10,9 +10,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fair_calibration.chunks import Frame
+from fair_calibration.discovery import PROBE_TEXTS
 
 _TOKENIZED_AT_ONCE = 256  # documents, of like length, so that little of what is kept of them is padding
-_PROBE = ["one", "A probe of two lengths, so that one of the two sequences is padded."]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RowTokenizer:
     @classmethod
     def of(cls, preprocess: Callable[[list[str]], dict[str, Any]]) -> RowTokenizer | None:
         """Reads off two texts of different length how they are padded; None if the features are not of that kind."""
-        tensors, others = _split(preprocess(_PROBE))
+        tensors, others = _split(preprocess(list(PROBE_TEXTS)))
         mask = tensors.get("attention_mask")
         if mask is None or mask.ndim != 2 or any(tensor.shape != (2, mask.shape[1]) for tensor in tensors.values()):
             return None

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import DocumentCounts, FairConfig, FairSentenceTransformer, Summary, calibrate
 from fair_calibration.config import validate_positive_int
-from fair_indexing.encoding import encode_documents
+from fair_indexing.encoding import encode_documents, resolve_normalize
 from pyterrier_fair.texts import check_texts
 from pyterrier_fair.transformers import FairDocEncoder, FairQueryEncoder, FairScorer
 
@@ -277,7 +277,7 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         }
 
     def _unit_length(self, model: FairSentenceTransformer) -> bool:
-        return model.similarity_fn_name == "cosine" if self.normalize is None else bool(self.normalize)
+        return resolve_normalize(model, self.normalize)
 
     def _query_key(self) -> Hashable:
         """What the query vectors depend on. The calibration is not part of it: queries are encoded plainly."""

@@ -6,7 +6,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import calibrate
-from fair_evaluation.documents import batches, count_tokens, document_prompt, max_document_tokens
+from fair_calibration.prompts import document_prompt
+from fair_evaluation.documents import batches, count_tokens, max_document_tokens
 from tests.conftest import TinyModel
 from tests.core.tiny_models import MAX_LENGTH, document, documents
 

@@ -10,6 +10,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, calibrate
+from fair_indexing.encoding import resolve_normalize
 from fair_indexing.manifest import (
     DifferentEncoderError,
     EncoderRecord,
@@ -17,7 +18,6 @@ from fair_indexing.manifest import (
     check_same,
     describe_environment,
     environment_differences,
-    resolve_normalize,
 )
 from tests.conftest import TinyModel
 from tests.indexing.manifests import RECORD, manifest
