@@ -6,8 +6,6 @@ the softmax of the log-sum-exps. With other weights the same sum is the calibrat
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -15,6 +13,7 @@ from fair_calibration.baskets import Baskets
 from fair_calibration.bias import AttentionBias
 from fair_calibration.config import FairConfig
 from fair_calibration.kernels import attend_with_lse, expand_heads, select_kernel
+from fair_calibration.seen_baskets import BasketRun, SeenBasket, SeenBaskets, count_baskets, see_baskets
 from fair_calibration.shares import MASKED, blended_shares
 
 _ROWS_PER_BLOCK = 1024  # torch's kernel for CPUs is slower below 768
@@ -36,6 +35,8 @@ def calibrate_all_rows(
 ) -> None:
     """Overwrites every valid row of every calibrated sequence in ``output`` with its calibrated one.
 
+    Rows of padding may be overwritten with anything finite.
+
     Args:
         output: (B, L, H, D_v), changed in place.
         query: (B, H, L, D).
@@ -51,39 +52,60 @@ def calibrate_all_rows(
     if not any(baskets.is_calibrated):
         return
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
-    if query.device.type == "cpu":
-        # One sequence at a time: no padding is computed, and a basket is a slice of the keys.
-        groups = [slice(i, i + 1) for i, calibrated in enumerate(baskets.is_calibrated) if calibrated]
-    else:
-        # All at once: many small launches would cost more than the padding does.
-        groups = [slice(0, n_sequences)]
+    on_cpu = query.device.type == "cpu"
+    # On a device all at once: many small launches would cost more than the padding does.
+    groups = _groups(baskets, value) if on_cpu else [slice(0, n_sequences)]
     for group in groups:
-        single = group.stop - group.start == 1
-        first, stop = baskets.valid[group.start] if single else (0, length)
-        # The products read these many times; models hand them over transposed, and under autocast in different dtypes.
-        group_query, group_key, group_value = (tensor[group].to(dtype).contiguous() for tensor in (query, key, value))
-        row_steps, head_steps = _steps(group_query, group_value, range(first, stop), baskets.n_baskets)
+        valid = baskets.valid[group] if on_cpu else ((0, length),)
+        every_row = range(min(first for first, _ in valid), max(stop for _, stop in valid))
+        # Under autocast models hand them over in different dtypes.
+        group_query, group_key, group_value = (tensor[group].to(dtype) for tensor in (query, key, value))
+        if on_cpu:
+            group_key, group_value = (_lay_out(tensor, baskets.basket_size) for tensor in (group_key, group_value))
+        row_steps, head_steps = _steps(group_query, group_value, every_row, count_baskets(baskets, group))
         for rows in row_steps:
-            seen = None if bias.is_per_head else _see_baskets(bias, baskets, group, rows, query.device)
+            seen = None if bias.is_per_head else see_baskets(bias, baskets, group, rows, query.device)
             for heads, kv_heads in head_steps:
                 heads_bias = bias.of_heads(heads)
-                block = _calibrated_block(
+                _calibrate_block(
+                    output[group, rows, heads],
                     group_query[:, heads, rows],
                     group_key[:, kv_heads],
                     group_value[:, kv_heads],
                     heads_bias,
                     baskets,
-                    _see_baskets(heads_bias, baskets, group, rows, query.device) if seen is None else seen,
+                    see_baskets(heads_bias, baskets, group, rows, query.device) if seen is None else seen,
                     group,
                     rows,
                     scale=scale,
                     config=config,
                     strength=strength,
-                ).transpose(1, 2)  # (b, l, h, D_v)
-                if not single:
-                    calibrated = baskets.calibrated[group, None, None, None]
-                    block = torch.where(calibrated, block.to(output.dtype), output[group, rows, heads])
-                output[group, rows, heads] = block
+                )
+
+
+def _groups(baskets: Baskets, value: Tensor) -> list[slice]:
+    """Cuts the batch into calibrated sequences that can be worked on together.
+
+    Their baskets begin at the same positions, so that a basket is one slice of all their keys, and there are equally
+    many, so that little padding is computed.
+    """
+    groups: list[slice] = []
+    place = None
+    for i, (calibrated, content) in enumerate(zip(baskets.is_calibrated, baskets.content, strict=True)):
+        if not calibrated:
+            continue
+        last_place, place = place, None
+        n_baskets = count_baskets(baskets, slice(i, i + 1))
+        if content is not None:
+            place = (content[0], n_baskets)
+        start, stop = baskets.valid[i]
+        n_bytes = min(stop - start, _ROWS_PER_BLOCK) * n_baskets * value.shape[-1] * 4  # of one head's basket outputs
+        joins = groups and groups[-1].stop == i and place is not None and place == last_place
+        if joins and (i + 1 - groups[-1].start) * n_bytes <= _CPU_BYTES:
+            groups[-1] = slice(groups[-1].start, i + 1)
+        else:
+            groups.append(slice(i, i + 1))
+    return groups
 
 
 def _steps(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> tuple[list[slice], list[tuple[slice, slice]]]:
@@ -104,89 +126,97 @@ def _steps(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> tuple[l
     return row_steps, [(slice(kv.start * n_groups, kv.stop * n_groups), kv) for kv in kv_steps]
 
 
-class _SeenBasket(NamedTuple):
-    """A basket as some rows see it.
-
-    Attributes:
-        keys: A slice where one sequence's content stands together, else positions (b, n).
-        rows: Those of the rows, counted from the first one, that see any of it.
-        bias: float32 (b or 1, H or 1, l or 1, n) of ``rows``, or None.
-        visible: bool, likewise, or None where these rows see all of it.
-        size: (b or 1, H or 1, l or 1), of all rows: how many keys each sees.
-    """
-
-    keys: slice | Tensor
-    rows: slice
-    bias: Tensor | None
-    visible: Tensor | None
-    size: Tensor
-
-
-def _see_baskets(
-    bias: AttentionBias, baskets: Baskets, group: slice, rows: slice, device: torch.device
-) -> list[_SeenBasket]:
-    """Returns the baskets that some rows of a group of sequences see."""
-    seen = []
-    every = slice(0, rows.stop - rows.start)
-    for n, keys in enumerate(_basket_keys(baskets, group)):
-        if bias.causal and isinstance(keys, slice) and keys.start >= rows.stop:
-            continue  # in the future
-        added, visible = bias.block(group, rows, keys, device)
-        some = every
-        if isinstance(keys, slice):
-            size = torch.full((1, 1, 1), keys.stop - keys.start, device=device)
-        else:
-            filled = baskets.filled[group, n * baskets.basket_size : (n + 1) * baskets.basket_size][:, None, None]
-            visible = filled if visible is None else visible & filled
-        if visible is not None:
-            size = visible.sum(-1)
-            if device.type == "cpu":  # elsewhere looking would wait for the device
-                seeing = (size > 0).any(1).any(0).nonzero().flatten()
-                if not len(seeing):
-                    continue  # outside of the rows' window
-                if size.shape[-1] > 1:
-                    some = slice(int(seeing[0]), int(seeing[-1]) + 1)
-                    visible = visible[:, :, some]
-                    added = added[:, :, some] if added is not None and added.shape[2] > 1 else added
-                visible = None if visible.all() else visible
-        seen.append(_SeenBasket(keys, some, added, visible, size))
-    return seen
-
-
-def _basket_keys(baskets: Baskets, group: slice) -> list[slice | Tensor]:
-    """Returns the keys of each basket: slices where one sequence's content stands together, else positions (b, S)."""
-    size = baskets.basket_size
-    content = baskets.content[group.start]
-    if group.stop - group.start == 1 and content is not None:
-        first, stop = content
-        return [slice(start, min(start + size, stop)) for start in range(first, stop, size)]
-    return [baskets.slots[group, n * size : (n + 1) * size] for n in range(baskets.n_baskets)]
-
-
-def _calibrated_block(
+def _calibrate_block(
+    output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     bias: AttentionBias,
     baskets: Baskets,
-    seen: list[_SeenBasket],
+    seen: SeenBaskets,
     group: slice,
     rows: slice,
     *,
     scale: float,
     config: FairConfig,
     strength: float,
-) -> Tensor:
-    """Returns the calibrated output (b, h, l, D_v) of some rows and heads of a group of sequences.
+) -> None:
+    """Overwrites the output (b, l, h, D_v) of some rows and heads of a group of sequences.
 
-    ``query`` holds these rows alone, ``key`` and ``value`` all positions, each these heads alone. ``bias`` and
-    ``baskets`` are those of the whole batch; ``rows`` and ``group`` tell where in it, and ``seen`` which baskets count.
+    ``output`` and ``query`` hold these rows alone, ``key`` and ``value`` all positions, each these heads alone.
+    ``bias`` and ``baskets`` are those of the whole batch, ``rows`` and ``group`` tell where in it, ``seen`` which
+    baskets count.
     """
+    n_heads = query.shape[1]
+    run_outputs, lse = _attend_run(query, key, value, seen.run, scale)
+    n_run = len(lse)
+    outputs, others_lse = _attend_others(query, key, value, seen.others, scale)
+    lse += others_lse
+    isolated_logits, isolated_visible = _isolated_logits(query, key, bias, baskets, group, rows, scale)
+    shares = blended_shares(
+        torch.stack(lse) if lse else isolated_logits[:0],
+        isolated_logits,
+        _stack_sizes(seen) if lse else isolated_visible[:0].long(),
+        isolated_visible,
+        n_kept=baskets.n_kept,
+        config=config,
+        strength=strength,
+    )
+    isolated_value = expand_heads(_take_keys(value, baskets.isolated[group]), n_heads).float()
+    run_shares = shares.baskets[:n_run].movedim(0, 1)[..., None]  # (b, n, h, l, 1)
+    # Head by head where there is a run: what a head's baskets are summed up to stays in cache then.
+    for heads in [slice(i, i + 1) for i in range(n_heads)] if n_run else [slice(0, n_heads)]:
+        if n_run:
+            weighted = run_outputs[heads.start].float().mul_(run_shares[:, :, heads.start])
+            result = weighted.sum(1)[:, None]  # (b, 1, l, D_v)
+        else:
+            result = torch.zeros_like(output, dtype=torch.float32).transpose(1, 2)
+        for basket, basket_output, share in zip(seen.others, outputs, shares.baskets[n_run:], strict=True):
+            result[:, :, basket.rows].addcmul_(basket_output[:, heads], share[:, heads, basket.rows, None])
+        for i, share in enumerate(shares.isolated):
+            result.addcmul_(isolated_value[:, heads, i, None], share[:, heads, :, None])
+        block = result.transpose(1, 2)
+        if query.device.type != "cpu":
+            calibrated = baskets.calibrated[group, None, None, None]
+            block = torch.where(calibrated, block.to(output.dtype), output[:, :, heads])
+        output[:, :, heads] = block
+
+
+def _attend_run(
+    query: Tensor, key: Tensor, value: Tensor, run: BasketRun | None, scale: float
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Attends to each basket of a run: h outputs (b, n, l, D_v), and n log-sum-exps (b, h, l)."""
+    if run is None:
+        return [], []
+    kernel = select_kernel(query, value)
+    n_baskets, n_groups = len(run.size), query.shape[1] // key.shape[1]
+    outputs, lse = [], []
+    for kv_head in range(key.shape[1]):
+        head_key, head_value = (tensor[:, kv_head, run.keys].unflatten(1, (n_baskets, -1)) for tensor in (key, value))
+        for head in range(kv_head * n_groups, (kv_head + 1) * n_groups):
+            # What the op takes for heads are the baskets here: one call for all of them.
+            head_output, head_lse = attend_with_lse(
+                query[:, head : head + 1].expand(-1, n_baskets, -1, -1),
+                head_key,
+                head_value,
+                bias=None,
+                visible=run.visible,
+                scale=scale,
+                kernel=kernel,
+            )
+            outputs.append(head_output)
+            lse.append(head_lse)
+    return outputs, list(torch.stack(lse, dim=2).unbind(1))
+
+
+def _attend_others(
+    query: Tensor, key: Tensor, value: Tensor, others: list[SeenBasket], scale: float
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Attends to baskets one by one: outputs (b, h, l', D_v) of the rows that see it, log-sum-exps (b, h, l)."""
     kernel = select_kernel(query, value)
     every = slice(0, query.shape[2])
-    outputs: list[Tensor] = []
-    lse: list[Tensor] = []
-    for basket in seen:
+    outputs, lse = [], []
+    for basket in others:
         basket_output, basket_lse = attend_with_lse(
             query[:, :, basket.rows],
             _take_keys(key, basket.keys),
@@ -202,25 +232,7 @@ def _calibrated_block(
             basket_lse = all_rows
         outputs.append(basket_output)
         lse.append(basket_lse)
-
-    isolated_logits, isolated_visible = _isolated_logits(query, key, bias, baskets, group, rows, scale)
-    shares = blended_shares(
-        torch.stack(lse) if lse else isolated_logits[:0],
-        isolated_logits,
-        _stack_sizes([basket.size for basket in seen]) if seen else isolated_visible[:0].long(),
-        isolated_visible,
-        n_kept=baskets.n_kept,
-        config=config,
-        strength=strength,
-    )
-    isolated_value = expand_heads(_take_keys(value, baskets.isolated[group]), query.shape[1]).float()
-    shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
-    result = query.new_zeros(shape, dtype=torch.float32).transpose(1, 2)  # laid out as the kernel's outputs
-    for basket, basket_output, share in zip(seen, outputs, shares.baskets, strict=True):
-        result[:, :, basket.rows].addcmul_(basket_output, share[:, :, basket.rows, None])
-    for i, share in enumerate(shares.isolated):
-        result.addcmul_(isolated_value[:, :, i, None], share[..., None])
-    return result
+    return outputs, lse
 
 
 def _isolated_logits(
@@ -244,8 +256,22 @@ def _isolated_logits(
     return torch.where(visible, logits, MASKED).movedim(-1, 0), visible.movedim(-1, 0)
 
 
-def _stack_sizes(sizes: list[Tensor]) -> Tensor:
+def _stack_sizes(seen: SeenBaskets) -> Tensor:
+    sizes = [*(seen.run.size if seen.run is not None else ()), *(basket.size for basket in seen.others)]
     return torch.stack(torch.broadcast_tensors(*sizes))  # type: ignore[no-untyped-call]
+
+
+def _lay_out(tensor: Tensor, n_spare: int) -> Tensor:
+    """Copies keys or values (b, H_kv, K, D) to (b, H_kv, K + n_spare, D), zeros behind.
+
+    They are read many times, and models hand them over with the heads in between. With the spare places the last
+    basket can be taken as if it were full.
+    """
+    n_sequences, n_heads, n_keys, dim = tensor.shape
+    copy = tensor.new_empty(n_sequences, n_heads, n_keys + n_spare, dim)
+    copy[:, :, :n_keys] = tensor
+    copy[:, :, n_keys:] = 0.0
+    return copy
 
 
 def _take_keys(tensor: Tensor, keys: slice | Tensor) -> Tensor:

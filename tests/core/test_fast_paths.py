@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fair_calibration import all_rows, pooled_row
+from fair_calibration import all_rows, pooled_row, seen_baskets
 from tests.core.cases import MASKS, Case, assert_close, make_case, masked_variants, with_padding_mask
 
 # Of outputs of size 1 to 3. float32: logits of size 30 are off by 30 * 6e-8, and so, relatively, are the weights; the
@@ -29,6 +30,14 @@ def assert_fast_equals_reference(case: Case, tolerance: float | None = None) -> 
         assert_close(output[rows], expected[rows], tolerance or TOLERANCE[case.query.dtype])
         assert torch.equal(output[real & ~rows], plain[real & ~rows])  # no other token is touched
         assert output.isfinite().all()  # nor is padding spoilt: the next layer multiplies it by 0
+
+
+@pytest.fixture(autouse=True, scope="module", params=[1, seen_baskets.SHORTEST_RUN])
+def shortest_run(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Runs every test also with all baskets joined that can be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seen_baskets, "SHORTEST_RUN", request.param)
+        yield request.param
 
 
 @pytest.fixture(params=["cpu_flash", "math"])
@@ -165,6 +174,7 @@ def test_a_batch_of_one_short_sequence_is_left_alone(pooling: str) -> None:
 
 
 def test_rows_that_see_nothing_of_a_basket_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen_baskets, "SHORTEST_RUN", 6)
     case = make_case((20,), isolate="none").to(torch.float32)  # 5 baskets of 4
     position = torch.arange(20)
     causal = position <= position[:, None]
@@ -193,6 +203,7 @@ def test_rows_that_see_nothing_of_a_basket_are_left_out(monkeypatch: pytest.Monk
 
 
 def test_rows_and_heads_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen_baskets, "SHORTEST_RUN", 99)
     variants = masked_variants(make_case((23, 11), isolate="bos", n_heads=4, n_kv=2).to(torch.float32))
     attend_with_lse = all_rows.attend_with_lse
     for name, case in variants.items():
@@ -219,6 +230,39 @@ def test_rows_and_heads_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> 
             patch.setattr(all_rows, "_DEVICE_BYTES", 1)
             assert_close(case.fast_on_accelerator(), on_accelerator, 1e-6)
             assert shapes == {(4, 1)}
+
+
+def test_a_run_of_baskets_takes_one_call_per_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen_baskets, "SHORTEST_RUN", 3)
+    attend_with_lse = all_rows.attend_with_lse
+    shapes: list[tuple[int, ...]] = []
+
+    def spy(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes.append((*query.shape[:3], key.shape[2]))
+        return attend_with_lse(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(all_rows, "attend_with_lse", spy)
+    monkeypatch.setattr(all_rows, "_ROWS_PER_BLOCK", 16)
+    case = make_case((23, 23), isolate="bos", n_heads=4, n_kv=2).to(torch.float32)  # 6 baskets of 4, one of 2
+    case.fast()
+    assert shapes == [(2, 6, 16, 4)] * 4 + [(2, 6, 7, 4)] * 4
+    shapes.clear()
+    replace(case, causal=True).fast()
+    # Rows 0 to 15 see none of their four baskets alike, rows 16 to 22 the first four of six.
+    assert [shape for shape in shapes if shape[1] == 4] == [(2, 4, 7, 4)] * 4
+    assert len(shapes) == 2 * 4 + 4 + 2 * 2
+
+
+def test_sequences_with_equally_many_baskets_are_worked_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def groups(*lengths: int, side: str = "right") -> list[tuple[int, int]]:
+        case = make_case(lengths, isolate="bos", side=side)
+        return [(group.start, group.stop) for group in all_rows._groups(case.baskets, case.value)]
+
+    assert groups(14, 15, 16, 9, 9) == [(0, 3), (3, 5)]
+    assert groups(14, 15, 2, 14, 15, 16) == [(0, 2), (3, 6)]  # one is too short to be calibrated
+    assert groups(14, 14, 16, side="left") == [(0, 2), (2, 3)]  # the content of the last begins elsewhere
+    monkeypatch.setattr(all_rows, "_CPU_BYTES", 0)
+    assert groups(14, 14) == [(0, 1), (1, 2)]
 
 
 def test_pooled_row_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
