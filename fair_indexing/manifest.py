@@ -140,7 +140,8 @@ class Manifest:
         encoder: The encoder.
         shard_size: Documents per shard. Every shard is encoded by itself, so it decides which documents share batches.
         source: What is encoded, as it was called and as far as known; its records are compared shard by shard.
-        environment: Versions, device and batches, which decide the last bits of a float: differences are no error.
+        environment: Versions, device, threads and batches, which decide the last bits of a float: differences are no
+            error.
     """
 
     encoder: EncoderRecord
@@ -203,18 +204,21 @@ def environment_differences(old: Manifest, new: Manifest) -> list[str]:
 def describe_environment(
     model: SentenceTransformer, devices: Sequence[str] | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """Returns versions and the kind of device, and the settings given.
+    """Returns what decides the last bits of a float: versions, the kind of device, and the settings given.
 
     Args:
         model: Encodes on its own device where there are no others.
         devices: Those of a pool of processes, whose kinds and number decide how batches are cut.
-        **settings: What else decides the last bits.
+        **settings: What else decides them.
     """
+    fair = model.fair if isinstance(model, FairSentenceTransformer) else None
     pool = Counter(torch.device(device).type for device in devices or ())
     kinds = " and ".join(f"{n} {kind}" for kind, n in sorted(pool.items()))
     return {
         "device": f"pool of {kinds}" if pool else str(model.device.type),
         "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "pooled_row_only": fair is not None and fair.is_pooled_row_only,
         "versions": {package: _version(package) for package in _PACKAGES},
         **settings,
     }

@@ -16,6 +16,8 @@ import pandas as pd
 DATA_VARIABLE = "MTEB_FAIR_DATA"
 """The environment variable that names the folder with one folder per dataset, such as ``PosIR``."""
 _SUFFIXES = (".parquet", ".jsonl")
+_OTHER_DATA = (".arrow", ".bz2", ".csv", ".gz", ".json", ".tsv", ".xz", ".zip", ".zst")
+_NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # what `datasets` puts beside
 
 
 def local_folder(dataset: str, data_folder: str | os.PathLike[str] | None) -> Path | None:
@@ -62,8 +64,19 @@ def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Returns the data files (parquet, JSON lines) in and below a folder, in a fixed order."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+    """Returns the data files (parquet, JSON lines) in and below a folder, in a fixed order.
+
+    Hidden files and folders are passed over, and so is what is no data, such as a README.
+
+    Raises:
+        ValueError: There are data in a format that is not read here.
+    """
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    shown = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    if others := sorted(path for path in shown if path.suffix in _OTHER_DATA and path.name not in _NO_DATA):
+        endings = " or ".join(_SUFFIXES)
+        raise ValueError(f"{others[0]}: expected files that end in {endings}; convert it, or take it out of the folder")
+    return sorted(path for path in shown if path.suffix in _SUFFIXES)
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:

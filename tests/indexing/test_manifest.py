@@ -146,6 +146,9 @@ class TestManifest:
         assert environment["device"] == "cpu"
         assert describe_environment(tiny_model(), ["cuda:1", "cpu", "cuda:0"])["device"] == "pool of 1 cpu and 2 cuda"
         assert environment["versions"]["torch"] == torch.__version__
+        assert environment["threads"] == torch.get_num_threads()
+        cls = calibrate(tiny_model(pooling="cls"), FairConfig(basket_size=8), pooled_row_only=True)
+        assert [describe_environment(model)["pooled_row_only"] for model in (tiny_model(), cls)] == [False, True]
         later = {**environment, "tokens_per_batch": 7}
         assert environment_differences(manifest(environment=environment), manifest(environment=later)) == [
             "tokens_per_batch: 5 there, 7 now"

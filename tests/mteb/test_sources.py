@@ -53,6 +53,18 @@ class TestRows:
             read_rows(tmp_path / "a.parquet", ["_id"])
 
 
+@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.csv", "part/b.json"])
+def test_data_in_other_formats_are_not_passed_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / ".cache").mkdir()
+    for other in ("a.jsonl", "README.md", ".gitattributes", ".cache/c.json", ".cache/c.jsonl", "dataset_info.json"):
+        (tmp_path / other).write_text("{}\n")
+    assert data_files(tmp_path) == [tmp_path / "a.jsonl"]
+    (tmp_path / name).write_text("{}\n")
+    with pytest.raises(ValueError, match=f"{name}: expected files that end in .parquet or .jsonl; convert it"):
+        data_files(tmp_path)
+
+
 class TestFingerprint:
     def test_knows_contents_and_names_and_nothing_else(self, tmp_path: Path) -> None:
         for name in ("one", "two"):
