@@ -17,7 +17,7 @@ from fair_calibration.seen_baskets import BasketRun, SeenBasket, SeenBaskets, co
 from fair_calibration.shares import MASKED, blended_shares
 
 _ROWS_PER_BLOCK = 1024  # torch's kernel for CPUs is slower below 768
-_CPU_BYTES = 8 * 2**20  # of basket outputs held at once: few enough to stay in cache
+_CPU_BYTES = 16 * 2**20  # of basket outputs held at once: few enough to stay in cache
 _DEVICE_BYTES = 512 * 2**20
 
 
@@ -54,7 +54,7 @@ def calibrate_all_rows(
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
     on_cpu = query.device.type == "cpu"
     # On a device all at once: many small launches would cost more than the padding does.
-    groups = _groups(baskets, query.shape[1], value.shape[-1]) if on_cpu else [slice(0, n_sequences)]
+    groups = _groups(baskets, value.shape[-1]) if on_cpu else [slice(0, n_sequences)]
     for group in groups:
         valid = baskets.valid[group] if on_cpu else ((0, length),)
         every_row = range(min(first for first, _ in valid), max(stop for _, stop in valid))
@@ -83,7 +83,7 @@ def calibrate_all_rows(
                 )
 
 
-def _groups(baskets: Baskets, n_heads: int, dim: int) -> list[slice]:
+def _groups(baskets: Baskets, dim: int) -> list[slice]:
     """Cuts the batch into calibrated sequences that can be worked on together.
 
     Their baskets begin at the same positions, so that a basket is one slice of all their keys, and there are equally
@@ -99,7 +99,7 @@ def _groups(baskets: Baskets, n_heads: int, dim: int) -> list[slice]:
         if content is not None:
             place = (content[0], n_baskets)
         start, stop = baskets.valid[i]
-        n_bytes = min(stop - start, _ROWS_PER_BLOCK) * n_baskets * n_heads * dim * 4  # of basket outputs
+        n_bytes = min(stop - start, _ROWS_PER_BLOCK) * n_baskets * dim * 4  # of one head's basket outputs
         joins = groups and groups[-1].stop == i and place is not None and place == last_place
         if joins and (i + 1 - groups[-1].start) * n_bytes <= _CPU_BYTES:
             groups[-1] = slice(groups[-1].start, i + 1)
@@ -192,7 +192,9 @@ def _attend_run(
     n_baskets, n_groups = len(run.size), query.shape[1] // key.shape[1]
     outputs, lse = [], []
     for kv_head in range(key.shape[1]):
-        head_key, head_value = (tensor[:, kv_head, run.keys].unflatten(1, (n_baskets, -1)) for tensor in (key, value))
+        head_key, head_value = (
+            tensor[:, kv_head, run.keys].view(len(tensor), n_baskets, -1, tensor.shape[-1]) for tensor in (key, value)
+        )
         for head in range(kv_head * n_groups, (kv_head + 1) * n_groups):
             # What the op takes for heads are the baskets here: one call for all of them.
             head_output, head_lse = attend_with_lse(

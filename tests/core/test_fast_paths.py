@@ -256,7 +256,7 @@ def test_a_run_of_baskets_takes_one_call_per_head(monkeypatch: pytest.MonkeyPatc
 def test_sequences_with_equally_many_baskets_are_worked_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
     def groups(*lengths: int, side: str = "right") -> list[tuple[int, int]]:
         case = make_case(lengths, isolate="bos", side=side)
-        return [(group.start, group.stop) for group in all_rows._groups(case.baskets, 2, 8)]
+        return [(group.start, group.stop) for group in all_rows._groups(case.baskets, 8)]
 
     assert groups(14, 15, 16, 9, 9) == [(0, 3), (3, 5)]
     assert groups(14, 15, 2, 14, 15, 16) == [(0, 2), (3, 6)]  # one is too short to be calibrated
