@@ -6,7 +6,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
+from fair_indexing.background import Background
 from fair_indexing.encoding import DocumentEncoder, Vectors, default_tokens_per_batch
 from fair_indexing.files import digest_strings
 from fair_indexing.lock import locked
@@ -290,12 +291,12 @@ def text_parts(texts: Sequence[str]) -> Iterator[slice]:
 def _write(shards: ShardFolder, encoded: Iterable[tuple[Window, Vectors]]) -> int:
     """Writes each shard while the next one is encoded; returns the number of documents."""
     n = 0
-    with ThreadPoolExecutor(max_workers=1) as executor:
+    with Background() as background:
         writing: Future[ShardEntry] | None = None
         for window, vectors in encoded:
             if writing is not None:
                 writing.result()
-            writing = executor.submit(shards.write, window.start, window.docnos, vectors, texts=window.texts)
+            writing = background.submit(shards.write, window.start, window.docnos, vectors, texts=window.texts)
             n += len(window.docnos)
         if writing is not None:
             writing.result()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from fair_indexing.background import call_apart
 from fair_indexing.build import SourceChangedError, text_parts
 from fair_indexing.encoding import DocumentEncoder, Vectors
 from fair_indexing.files import digest_strings
@@ -95,8 +96,8 @@ class ShardWorker:
         # Not in __init__, where Ray Data would take a worker that dies or raises for one that never will start.
         with self._loading:
             if self._encoder is None:
-                encoder, record, environment = _load_encoder(
-                    self._load_model, self._manifest.encoder.model, self._settings
+                encoder, record, environment = call_apart(
+                    _load_encoder, self._load_model, self._manifest.encoder.model, self._settings
                 )
                 host = socket.gethostname()
                 if lines := self._manifest.encoder.document_differences(record):
@@ -127,13 +128,16 @@ class ShardWorker:
         return Window(int(row["start"]), docnos, texts)
 
     def _encode(self, encoder: DocumentEncoder, window: Window) -> Vectors:
-        """Encodes a shard in the parts in which `build` does, while another thread may tokenize the next one."""
+        """Encodes a shard in the parts in which `build` does, while another call may tokenize the next one.
+
+        Torch is used in threads that end: those that Ray calls from stay (see `Background`).
+        """
         vectors = []
         for part in text_parts(window.texts):
             with self._tokenizing:
-                tokens = encoder.prepare(window.texts[part], window.docnos[part])
+                tokens = call_apart(encoder.prepare, window.texts[part], window.docnos[part])
             with self._encoding:
-                vectors.append(encoder.encode(tokens))
+                vectors.append(call_apart(encoder.encode, tokens))
         return np.concatenate(vectors)
 
 

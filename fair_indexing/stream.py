@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from fair_calibration.config import validate_positive_int
+from fair_indexing.background import Background
 from fair_indexing.encoding import DocumentEncoder, Vectors
 from fair_indexing.pool import PoolEncoder, check_devices
 from fair_indexing.window import Window
@@ -104,10 +105,10 @@ def encode_windows(
     Yields:
         Names and vectors, float32 (n, D), of each window.
     """
-    with ThreadPoolExecutor(max_workers=1) as executor:
+    with Background() as background:
         prepared: deque[tuple[NamesT, Future[Window]]] = deque()
         for names, texts in windows:
-            prepared.append((names, executor.submit(encoder.prepare, texts, names)))
+            prepared.append((names, background.submit(encoder.prepare, texts, names)))
             if len(prepared) > 1:
                 yield _encode(encoder, *prepared.popleft(), progress)
         while prepared:

@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from fair_calibration import FairConfig, FairSentenceTransformer
 from fair_indexing.build import Build, SourceChangedError, build, open_build
 from fair_indexing.cli import main
 from fair_indexing.duplicates import DuplicateDocnoError
+from fair_indexing.encoding import DocumentEncoder
 from fair_indexing.files import digest_strings
 from fair_indexing.manifest import DifferentEncoderError, EncoderRecord, Manifest, describe_environment
 from fair_indexing.ray_data import _own_errors, _warn_of_too_little, build_on_ray
@@ -207,6 +209,29 @@ class TestWorker:
         }
         ShardFolder(tmp_path / "b").finish(len(DOCS))
         assert tree(tmp_path / "b") == alone
+
+    def test_keeps_openmp_threads_only_while_it_uses_them(
+        self, path: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        used: list[threading.Thread] = []
+
+        def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapper(*args: Any) -> Any:
+                used.append(threading.current_thread())
+                return method(*args)
+
+            return wrapper
+
+        monkeypatch.setattr(DocumentEncoder, "prepare", recorded(DocumentEncoder.prepare))
+        monkeypatch.setattr(DocumentEncoder, "encode", recorded(DocumentEncoder.encode))
+        worker = a_worker(recorded(partial(load, path)), source, tmp_path / "b")
+        used.clear()  # of what the test loaded
+        (row, *_) = rows(source)
+        worker(row)
+        for thread in used:
+            thread.join(10)
+        assert len(used) == 3
+        assert not [thread for thread in used if thread.is_alive()]  # as the one that calls is
 
     def test_loads_the_model_once(self, path: str, source: Path, tmp_path: Path) -> None:
         loads = []

@@ -71,17 +71,18 @@ def test_one_window_is_read_ahead_and_tokenized_by_another_thread(
     fair: FairSentenceTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    readers, tokenizers = set(), set()
+    readers: set[threading.Thread] = set()
+    tokenizers: list[threading.Thread] = []
     prepare = DocumentEncoder.prepare
 
     def records() -> Iterator[tuple[str, str]]:
         for docno, text in RECORDS:
             read.append(docno)
-            readers.add(threading.get_ident())
+            readers.add(threading.current_thread())
             yield docno, text
 
     def recorded(self: DocumentEncoder, *args: Any) -> Any:
-        tokenizers.add(threading.get_ident())
+        tokenizers.append(threading.current_thread())
         return prepare(self, *args)
 
     monkeypatch.setattr(DocumentEncoder, "prepare", recorded)
@@ -92,9 +93,34 @@ def test_one_window_is_read_ahead_and_tokenized_by_another_thread(
     next(parts)
     assert len(read) == 6
     list(parts)
-    assert readers == {threading.get_ident()}
-    assert len(tokenizers) == 1
-    assert tokenizers.isdisjoint(readers)
+    assert readers == {threading.current_thread()}
+    assert len(tokenizers) == len(RECORDS) / 2
+    assert readers.isdisjoint(tokenizers)
+
+
+def test_no_idle_thread_keeps_openmp_threads_while_a_window_is_encoded(
+    fair: FairSentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers: list[threading.Thread] = []
+    n_encoded = 0
+    prepare, encode = DocumentEncoder.prepare, DocumentEncoder.encode
+
+    def recorded(self: DocumentEncoder, *args: Any) -> Any:
+        tokenizers.append(threading.current_thread())
+        return prepare(self, *args)
+
+    def watched(self: DocumentEncoder, *args: Any, **settings: Any) -> Any:
+        nonlocal n_encoded
+        for thread in tokenizers:
+            thread.join(10)
+            assert not thread.is_alive()
+        n_encoded += 1
+        return encode(self, *args, **settings)
+
+    monkeypatch.setattr(DocumentEncoder, "prepare", recorded)
+    monkeypatch.setattr(DocumentEncoder, "encode", watched)
+    list(encode_stream(fair, RECORDS, window=4, show_progress_bar=False))
+    assert n_encoded == len(tokenizers) == 3
 
 
 def test_a_stream_that_is_left_ends_its_thread(fair: FairSentenceTransformer) -> None:

@@ -1,0 +1,66 @@
+"""Calls in other threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from fair_indexing.background import Background, call_apart
+
+
+def test_one_call_at_a_time_each_in_a_thread_that_ends() -> None:
+    running: list[int] = []
+    threads: list[threading.Thread] = []
+
+    def work(number: int) -> int:
+        assert not running
+        running.append(number)
+        threads.append(threading.current_thread())
+        time.sleep(0.05)
+        running.remove(number)
+        return number
+
+    with Background() as background:
+        futures = [background.submit(work, number) for number in range(3)]
+        assert not futures[2].done()  # it goes on beside this thread
+    assert futures[2].done()  # and leaving waits for it
+    assert [future.result() for future in futures] == [0, 1, 2]
+    assert len(threads) == len(set(threads)) == 3
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_an_error_is_that_of_its_call() -> None:
+    def divide(number: int) -> float:
+        return 6 / number
+
+    with Background() as background:
+        bad = background.submit(divide, 0)
+        good = background.submit(divide, 2)
+    assert good.result() == 3
+    with pytest.raises(ZeroDivisionError):
+        bad.result()
+
+
+def test_leaving_because_of_an_error_waits() -> None:
+    done = threading.Event()
+
+    def work() -> None:
+        time.sleep(0.1)
+        done.set()
+
+    with suppress(KeyError), Background() as background:
+        background.submit(work)
+        raise KeyError
+    assert done.is_set()
+
+
+def test_a_call_apart() -> None:
+    assert call_apart(threading.get_ident) != threading.get_ident()
+    assert call_apart(sorted, [2, 1], reverse=True) == [2, 1]
+    with pytest.raises(ValueError, match="invalid literal"):
+        call_apart(int, "a")
