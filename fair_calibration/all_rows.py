@@ -64,7 +64,7 @@ def calibrate_all_rows(
             group_key, group_value = (_lay_out(tensor, baskets.basket_size) for tensor in (group_key, group_value))
         row_steps, head_steps = _steps(group_query, group_value, every_row, count_baskets(baskets, group))
         for rows in row_steps:
-            seen = None if bias.is_per_head else see_baskets(bias, baskets, group, rows, query.device)
+            seen = None if bias.is_per_head else _see_once(bias, baskets, group, rows, query.device)
             for heads, kv_heads in head_steps:
                 heads_bias = bias.of_heads(heads)
                 _calibrate_block(
@@ -81,6 +81,14 @@ def calibrate_all_rows(
                     config=config,
                     strength=strength,
                 )
+
+
+def _see_once(bias: AttentionBias, baskets: Baskets, group: slice, rows: slice, device: torch.device) -> SeenBaskets:
+    """Looks which baskets are seen, once for all layers where the looking costs more than what is kept of it."""
+    if device.type != "cpu" or bias.is_added:
+        return see_baskets(bias, baskets, group, rows, device)
+    key = (group.start, group.stop, rows.start, rows.stop)
+    return bias.keep(key, lambda: see_baskets(bias, baskets, group, rows, device))
 
 
 def _groups(baskets: Baskets, dim: int) -> list[slice]:

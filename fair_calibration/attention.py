@@ -8,6 +8,7 @@ of other models is intercepted (`interception`); what a calibrated pass does wit
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,6 +34,7 @@ from fair_calibration.softmax_weights import calibrate_weights
 
 BaseImplementation = Literal["sdpa", "eager"]
 BASE_IMPLEMENTATIONS: tuple[BaseImplementation, ...] = ("sdpa", "eager")
+_MASKS_KEPT = 2  # of full attention, and of attention in a window
 _UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "cu_seq_lens_q")
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -108,6 +110,7 @@ class CalibratedPass:
     strength: float
     rows: PooledRows | None = None
     n_calls: int = field(default=0)
+    _biases: deque[AttentionBias] = field(default_factory=lambda: deque(maxlen=_MASKS_KEPT))
 
     def _is_calibrated(self) -> bool:
         """Counts one more call and tells whether its turn is one of ``layers``."""
@@ -117,6 +120,16 @@ class CalibratedPass:
     def _begins_rows(self) -> PooledRows | None:
         """Returns ``rows`` if the turn of the last of ``layers`` has come."""
         return self.rows if self.n_calls - 1 == max(self.layers) else None
+
+    def _known(self, bias: AttentionBias) -> AttentionBias:
+        """Returns the bias of an earlier layer with the same masks, with what was read off them."""
+        if torch.is_grad_enabled():  # each layer's graph is its own
+            return bias
+        for known in self._biases:
+            if known.tells_as(bias):
+                return known
+        self._biases.append(bias)
+        return bias
 
     def weigh(self, call: SoftmaxCall) -> Tensor:
         """Runs the softmax of one attention call and calibrates its weights if its turn is one of ``layers``."""
@@ -167,7 +180,7 @@ class CalibratedPass:
                 call.query,
                 call.key,
                 call.value,
-                call.bias,
+                self._known(call.bias),
                 self.baskets,
                 scale=call.scale,
                 config=self.config,

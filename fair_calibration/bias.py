@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,19 @@ class AttentionBias:
     mask: Tensor | None
     position_bias: Tensor | None
     causal: bool
+    _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def tells_as(self, other: AttentionBias) -> bool:
+        """Whether both are of the same memory, as most models hand one mask to all their layers."""
+        pairs = (self.mask, other.mask), (self.position_bias, other.position_bias)
+        return self.causal == other.causal and all(_is_same(*pair) for pair in pairs)
+
+    def keep(self, key: Hashable, read: Callable[[], T]) -> T:
+        """Returns what was read off under a key, and reads it the first time; for one batch and its baskets."""
+        if key not in self._kept:
+            self._kept[key] = read()
+        kept: T = self._kept[key]
+        return kept
 
     def block(
         self, sequences: slice, rows: slice, keys: Tensor | slice, device: torch.device
@@ -54,6 +71,11 @@ class AttentionBias:
         """Whether heads differ in what they see or are told."""
         return any(tensor is not None and tensor.shape[1] > 1 for tensor in (self.mask, self.position_bias))
 
+    @property
+    def is_added(self) -> bool:
+        """Whether anything is added to the logits, beside hiding keys."""
+        return self.position_bias is not None or (self.mask is not None and self.mask.dtype != torch.bool)
+
     def of_heads(self, heads: slice) -> AttentionBias:
         """Returns the part of some heads."""
         mask, position_bias = (
@@ -69,6 +91,13 @@ class AttentionBias:
         if self.causal:
             seen = (torch.arange(n_keys, device=rows.device) <= rows[:, None])[:, None]
         return _merge(mask, position_bias, seen)
+
+
+def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one is other:
+        return one is other
+    layouts = ((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in (one, other))
+    return next(layouts) == next(layouts)
 
 
 def _merge(

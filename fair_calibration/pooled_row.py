@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,22 @@ from fair_calibration.config import FairConfig
 from fair_calibration.shares import MASKED, blended_shares
 
 _STEP_BYTES = 64 * 2**20  # of float32 keys or values at once, on devices where many small steps cost more than memory
+
+
+class SeenKeys(NamedTuple):
+    """What one row per sequence, or R rows of any heads, sees.
+
+    Attributes:
+        keys: bool (B, 1 or R, K).
+        places: bool (B, 1 or R, N, S), of the places in baskets.
+        sizes: int64 (N, B, 1 or R), how many keys of each basket.
+        isolated: bool (I, B, 1 or R), of the isolated tokens.
+    """
+
+    keys: Tensor
+    places: Tensor
+    sizes: Tensor
+    isolated: Tensor
 
 
 def calibrate_pooled_row(
@@ -42,40 +60,52 @@ def calibrate_pooled_row(
     """
     sequences = torch.arange(query.shape[0], device=query.device)
     query_row = query[sequences, :, baskets.pooled]  # (B, H, D)
-    row_bias, visible = bias.rows(baskets.pooled, key.shape[2])
-    in_sequence = (baskets.segment_of_key < baskets.n_baskets + baskets.isolated.shape[1])[:, None]
-    visible = in_sequence if visible is None else visible & in_sequence  # (B, 1 or H, K)
-
+    row_bias, seen = bias.keep("pooled", lambda: _read_row(bias, baskets))
     # The logits are handed over, not kept: they are as large as the weights.
-    weights = blended_weights(_row_logits(query_row, key, row_bias, visible, scale), visible, baskets, config, strength)
+    weights = blended_weights(_row_logits(query_row, key, row_bias, seen.keys, scale), seen, baskets, config, strength)
     row = _weighted_values(weights, value)  # (B, H, D_v)
     plain = output[sequences, baskets.pooled]
     output[sequences, baskets.pooled] = torch.where(baskets.calibrated[:, None, None], row.to(output.dtype), plain)
 
 
-def blended_weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: FairConfig, strength: float) -> Tensor:
+def _read_row(bias: AttentionBias, baskets: Baskets) -> tuple[Tensor | None, SeenKeys]:
+    """Reads the pooled rows: their bias, broadcastable to (B, H, K), and what they see."""
+    row_bias, visible = bias.rows(baskets.pooled, baskets.segment_of_key.shape[1])
+    return row_bias, see_keys(visible, baskets)
+
+
+def see_keys(visible: Tensor | None, baskets: Baskets) -> SeenKeys:
+    """Looks what rows see, given which keys of the sequences' own they may: bool (B or 1, 1 or R, K), None for all."""
+    in_sequence = (baskets.segment_of_key < baskets.n_baskets + baskets.isolated.shape[1])[:, None]
+    keys = in_sequence if visible is None else visible & in_sequence
+    n_sequences, n_rows, _ = keys.shape
+    slots, isolated = (index[:, None].expand(-1, n_rows, -1) for index in (baskets.slots, baskets.isolated))
+    places = (keys.gather(2, slots) & baskets.filled[:, None]).view(n_sequences, n_rows, baskets.n_baskets, -1)
+    return SeenKeys(
+        keys=keys,
+        places=places,
+        sizes=places.sum(-1).movedim(-1, 0),
+        isolated=(keys.gather(2, isolated) & baskets.isolated_filled[:, None]).movedim(-1, 0),
+    )
+
+
+def blended_weights(logits: Tensor, seen: SeenKeys, baskets: Baskets, config: FairConfig, strength: float) -> Tensor:
     """Turns the logits of one row per sequence, float32 (B, H, K), into its blended attention weights."""
     n_sequences, n_heads, _ = logits.shape
-    n_baskets, size = baskets.n_baskets, baskets.basket_size
-    slots = baskets.slots[:, None]
-    place_visible = (visible.gather(2, slots.expand(-1, visible.shape[1], -1)) & baskets.filled[:, None]).view(
-        n_sequences, -1, n_baskets, size
-    )
-    places = logits.gather(2, slots.expand(-1, n_heads, -1)).view(n_sequences, n_heads, n_baskets, size)
-    places.masked_fill_(~place_visible, MASKED)
+    slots = baskets.slots[:, None].expand(-1, n_heads, -1)
+    places = logits.gather(2, slots).view(n_sequences, n_heads, baskets.n_baskets, baskets.basket_size)
+    places.masked_fill_(~seen.places, MASKED)
     # logsumexp by hand: in place, it halves the peak of memory.
     peak = places.detach().amax(-1, keepdim=True)
     lse = places.sub_(peak).exp_().sum(-1).log() + peak.squeeze(-1)
     del places
 
-    isolated = baskets.isolated[:, None]
-    isolated_visible = visible.gather(2, isolated.expand(-1, visible.shape[1], -1)) & baskets.isolated_filled[:, None]
-    isolated_logits = logits.gather(2, isolated.expand(-1, n_heads, -1))
+    isolated_logits = logits.gather(2, baskets.isolated[:, None].expand(-1, n_heads, -1))
     shares = blended_shares(
         lse.movedim(-1, 0),
         isolated_logits.movedim(-1, 0),
-        place_visible.sum(-1).movedim(-1, 0),
-        isolated_visible.movedim(-1, 0),
+        seen.sizes,
+        seen.isolated,
         n_kept=baskets.n_kept,
         config=config,
         strength=strength,
@@ -86,7 +116,7 @@ def blended_weights(logits: Tensor, visible: Tensor, baskets: Baskets, config: F
     share = torch.cat([shares.baskets.movedim(0, -1), shares.isolated.movedim(0, -1), nothing], dim=-1)
     total = torch.cat([lse, isolated_logits, nothing], dim=-1)
     # Hidden first: of a hidden key exp(logit - total) could overflow.
-    within = total.neg().gather(2, segment).add_(logits).masked_fill_(~visible, -torch.inf).exp_()
+    within = total.neg().gather(2, segment).add_(logits).masked_fill_(~seen.keys, -torch.inf).exp_()
     del logits
     return share.gather(2, segment).mul_(within)
 

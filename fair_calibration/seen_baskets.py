@@ -85,7 +85,7 @@ def see_baskets(bias: AttentionBias, baskets: Baskets, group: slice, rows: slice
                 if not len(seeing):
                     continue  # outside of the rows' window
                 if visible.shape[2] > 1 and (visible == visible[:, :, :1]).all():
-                    visible, size = visible[:, :, :1], size[:, :, :1]
+                    visible, size = visible[:, :, :1].clone(), size[:, :, :1].clone()  # what is kept is small
                 if size.shape[-1] > 1:
                     some = slice(int(seeing[0]), int(seeing[-1]) + 1)
                     visible = visible[:, :, some]
@@ -97,40 +97,48 @@ def see_baskets(bias: AttentionBias, baskets: Baskets, group: slice, rows: slice
 
 def count_baskets(baskets: Baskets, group: slice) -> int:
     """Returns how many baskets `see_baskets` goes through for a group."""
-    return len(_basket_keys(baskets, group))
+    content = _joint_content(baskets, group)
+    return baskets.n_baskets if content is None else -(-(content[1] - content[0]) // baskets.basket_size)
+
+
+def _joint_content(baskets: Baskets, group: slice) -> tuple[int, int] | None:
+    """Returns (first, last + 1) of the contents of all sequences of a group, if they begin together."""
+    contents = [content for content in baskets.content[group] if content is not None]
+    if len(contents) < group.stop - group.start or len({start for start, _ in contents}) > 1:
+        return None
+    return contents[0][0], max(stop for _, stop in contents)
 
 
 def _basket_keys(baskets: Baskets, group: slice) -> list[slice | Tensor]:
     """Returns the keys of each basket: slices where the contents begin together, else positions (b, S)."""
     size = baskets.basket_size
-    contents = [content for content in baskets.content[group] if content is not None]
-    if len(contents) == group.stop - group.start and len({start for start, _ in contents}) == 1:
-        first, stop = contents[0][0], max(stop for _, stop in contents)
-        return [slice(start, min(start + size, stop)) for start in range(first, stop, size)]
-    return [baskets.slots[group, n * size : (n + 1) * size] for n in range(baskets.n_baskets)]
+    content = _joint_content(baskets, group)
+    if content is None:
+        return [baskets.slots[group, n * size : (n + 1) * size] for n in range(baskets.n_baskets)]
+    first, stop = content
+    return [slice(start, min(start + size, stop)) for start in range(first, stop, size)]
 
 
 def _find_run(seen: list[SeenBasket], every: slice, basket_size: int) -> SeenBaskets:
     """Joins the longest run that is long enough."""
-    runs: list[list[SeenBasket]] = [[]]
-    for basket in seen:
+    longest, start = range(0), 0
+    for i, basket in enumerate(seen):
         hidden_alike = basket.visible is None or basket.visible.shape[1:3] == (1, 1)
         if not isinstance(basket.keys, slice) or basket.bias is not None or basket.rows != every or not hidden_alike:
-            runs.append([])
-        elif runs[-1] and cast(slice, runs[-1][-1].keys).stop != basket.keys.start:
-            runs.append([basket])
-        else:
-            runs[-1].append(basket)
-    run = max(runs, key=len)
+            start = i + 1
+        elif i > start and cast(slice, seen[i - 1].keys).stop != basket.keys.start:
+            start = i
+        longest = max(longest, range(start, i + 1), key=len)
+    run = seen[longest.start : longest.stop]
     if len(run) < SHORTEST_RUN:
         return SeenBaskets(None, seen)
-    start = cast(slice, run[0].keys).start
+    first = cast(slice, run[0].keys).start
     joined = BasketRun(
-        keys=slice(start, start + len(run) * basket_size),
+        keys=slice(first, first + len(run) * basket_size),
         visible=_join_visible(run, basket_size),
         size=torch.stack(torch.broadcast_tensors(*(basket.size for basket in run))),  # type: ignore[no-untyped-call]
     )
-    return SeenBaskets(joined, [basket for basket in seen if all(basket is not member for member in run)])
+    return SeenBaskets(joined, seen[: longest.start] + seen[longest.stop :])
 
 
 def _join_visible(run: list[SeenBasket], basket_size: int) -> Tensor | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fair_calibration.baskets import Baskets
 from fair_calibration.config import FairConfig
-from fair_calibration.pooled_row import blended_weights
+from fair_calibration.pooled_row import blended_weights, see_keys
 from fair_calibration.shares import MASKED, blended_shares
 
 _CPU_BYTES = 2**21  # of float32 logits held at once: few enough to stay in cache
@@ -71,10 +71,9 @@ def _gathered_rows(
     logits: Tensor, baskets: Baskets, hidden_below: float, config: FairConfig, strength: float
 ) -> Tensor:
     """Returns the blended weights, float32 (B, R, L), of R rows of any heads per sequence, given their logits."""
-    in_sequence = (baskets.segment_of_key < baskets.n_baskets + baskets.isolated.shape[1])[:, None]
     logits = logits.float()
-    visible = in_sequence & ~(logits <= hidden_below)  # NaN hides no key
-    return blended_weights(logits.masked_fill(~visible, MASKED), visible, baskets, config, strength)
+    seen = see_keys(~(logits <= hidden_below), baskets)  # NaN hides no key
+    return blended_weights(logits.masked_fill(~seen.keys, MASKED), seen, baskets, config, strength)
 
 
 def _calibrate_block(

@@ -19,6 +19,12 @@ from fair_calibration.pooled_row import calibrate_pooled_row
 from fair_calibration.reference import ReferenceAttention, calibrated_attention
 from tests.core.oracle import oracle_attention
 
+# Of outputs of size 1 to 3. float32: logits of size 30 are off by 30 * 6e-8, and so, relatively, are the weights; the
+# logits of ALiBi reach 500. The low-precision inputs are the same for both sides, what is measured is arithmetic: the
+# fused kernel holds weights and basket outputs in the dtype, of eps 2^-8 and 2^-11 (0.8 % and 0.1 % of a value of up to
+# 3), and the result is rounded once more. Measured over test_fast_paths: 8e-6, 1.3e-2 and 1.7e-3.
+TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -263,3 +269,15 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     difference = (actual.double() - expected.double()).abs().max().item() if actual.numel() else 0.0
     if not difference <= tolerance:
         pytest.fail(f"off by {difference:.3g}, allowed {tolerance:.3g}")
+
+
+def assert_fast_equals_reference(case: Case, tolerance: float | None = None) -> None:
+    """Compares every way to compute the case with the reference in float64 on the same, rounded, numbers."""
+    expected = case.to(torch.float64).reference().output.transpose(1, 2)
+    plain, rows = case.plain(), case.rows()
+    real = case.attention_mask.bool()
+    for output in (case.fast(), case.fast_on_accelerator()):
+        assert output.dtype == case.query.dtype
+        assert_close(output[rows], expected[rows], tolerance or TOLERANCE[case.query.dtype])
+        assert torch.equal(output[real & ~rows], plain[real & ~rows])  # no other token is touched
+        assert output.isfinite().all()  # nor is padding spoilt: the next layer multiplies it by 0
