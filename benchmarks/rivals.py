@@ -34,6 +34,7 @@ import pyterrier as pt
 import torch
 import transformers
 from numpy.typing import NDArray
+from paired import paired_ratios
 from position_data import (
     LENGTHS,
     N_PLACES,
@@ -278,9 +279,8 @@ def _time(plain: Rival, rival: Rival, texts: list[str]) -> dict[str, Any]:
             system.encode(texts)
             if pair >= 0:
                 seconds[name].append(time.perf_counter() - start)
-    ratios = [b / a for a, b in zip(seconds["plain"], seconds["rival"], strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return {"ratio": median, "quartiles": [low, high], "plain_s": statistics.median(seconds["plain"])}
+    ratio, quartiles = paired_ratios(seconds["plain"], seconds["rival"])
+    return {"ratio": ratio, "quartiles": quartiles, "plain_s": statistics.median(seconds["plain"])}
 
 
 def tables(record: Record) -> str:
