@@ -123,7 +123,8 @@ class CalibratedPass:
 
     def _known(self, bias: AttentionBias) -> AttentionBias:
         """Returns the bias of an earlier layer with the same masks, with what was read off them."""
-        if torch.is_grad_enabled():  # each layer's graph is its own
+        # Each layer's graph is its own; and so are large biases in some models, which are not to outlive their layer.
+        if torch.is_grad_enabled() or bias.is_added:
             return bias
         for known in self._biases:
             if known.tells_as(bias):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import Future
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,7 +20,7 @@ class Background:
     """
 
     def __init__(self) -> None:
-        self._last: Future[Any] | None = None
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Background:
         return self
@@ -28,19 +29,27 @@ class Background:
         self._wait()
 
     def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Calls a function once the call before has ended, which is waited for here."""
+        """Calls a function once the thread of the call before has ended, which is waited for here."""
         self._wait()
-        executor = ThreadPoolExecutor(max_workers=1)
-        future = executor.submit(function, *args, **kwargs)
-        executor.shutdown(wait=False)  # its thread ends with the call
-        self._last = future
+        future: Future[R] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:  # whoever asks for the result gets it
+                future.set_exception(error)
+
+        self._thread = threading.Thread(target=call, name=f"background {getattr(function, '__name__', function)}")
+        self._thread.start()
         return future
 
     def _wait(self) -> None:
-        if self._last is not None:
-            wait([self._last])
+        # The garbage collector may leave a forgotten generator's `with` in any thread, this one's own too.
+        if self._thread not in (None, threading.current_thread()):
+            self._thread.join()
 
 
 def call_apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Calls a function in a thread of its own and returns what it returns, or raises what it raises."""
-    return Background().submit(function, *args, **kwargs).result()
+    with Background() as background:
+        return background.submit(function, *args, **kwargs).result()

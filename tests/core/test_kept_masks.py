@@ -128,6 +128,16 @@ def test_a_mask_is_read_once(pooling: str, once: list[str], reads: list[str]) ->
     assert reads == once * 4
 
 
+@torch.no_grad()
+def test_biases_do_not_outlive_their_layer() -> None:
+    (variants,) = variants_of("mean", 1)
+    for name in ("position bias", "additive minimum", "bool"):
+        case = variants[name]
+        this = CalibratedPass(frozenset({0}), case.baskets, case.config, case.strength)
+        this.attend(Call(case))
+        assert len(this._biases) == (name == "bool")
+
+
 def test_what_tells_alike() -> None:
     mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
     of_mask = AttentionBias(mask, None, causal=False)

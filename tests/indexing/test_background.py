@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -57,6 +59,29 @@ def test_leaving_because_of_an_error_waits() -> None:
         background.submit(work)
         raise KeyError
     assert done.is_set()
+
+
+def test_the_garbage_collector_may_leave_it_in_its_own_thread() -> None:
+    def calls() -> Iterator[None]:
+        with Background() as background:
+            background.submit(work)
+            yield
+
+    def work() -> None:
+        left.wait(10)
+        gc.collect()  # closes the generator, which waits for this thread
+        ended.set()
+
+    left, ended = threading.Event(), threading.Event()
+    gc.collect()
+    forgotten: list[object] = []
+    forgotten.append(forgotten)
+    generator = calls()
+    next(generator)
+    forgotten.append(generator)
+    del generator, forgotten
+    left.set()
+    assert ended.wait(10)
 
 
 def test_a_call_apart() -> None:
