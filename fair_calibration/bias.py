@@ -29,7 +29,7 @@ class AttentionBias:
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def tells_as(self, other: AttentionBias) -> bool:
-        """Whether both are of the same memory, as most models hand one mask to all their layers."""
+        """Whether both are of the same memory: most models hand one mask to all their layers, and none changes it."""
         pairs = (self.mask, other.mask), (self.position_bias, other.position_bias)
         return self.causal == other.causal and all(_is_same(*pair) for pair in pairs)
 

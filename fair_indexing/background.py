@@ -45,7 +45,7 @@ class Background:
 
     def _wait(self) -> None:
         # The garbage collector may leave a forgotten generator's `with` in any thread, this one's own too.
-        if self._thread not in (None, threading.current_thread()):
+        if self._thread is not None and self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
 

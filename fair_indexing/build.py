@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,9 +128,10 @@ def build(
             disable=not show_progress_bar,
         )
         pool = nullcontext(encoder) if devices is None else PoolEncoder(model, devices, **settings)
-        with bar, pool as used:
-            encoded = _write(shards, _encode(used, pending, bar))
-        return Build(shards, shards.finish(pending.documents), encoded)
+        # Closed before the folder is unlocked: an error that is kept would keep what it is read from, and its thread.
+        with bar, pool as used, closing(_encode(used, pending, bar)) as encoded:
+            n_encoded = _write(shards, encoded)
+        return Build(shards, shards.finish(pending.documents), n_encoded)
 
 
 @contextmanager
@@ -257,7 +258,7 @@ def _check(source: Source, shard_size: int, whole: Mapping[int, ShardEntry], sho
     return pending.documents
 
 
-def _encode(encoder: DocumentEncoder, pending: PendingShards, bar: tqdm[Any]) -> Iterator[tuple[Window, Vectors]]:
+def _encode(encoder: DocumentEncoder, pending: PendingShards, bar: tqdm[Any]) -> Generator[tuple[Window, Vectors]]:
     """Encodes shard by shard; no batch has documents of two shards, so each is what it is alone."""
     ends: deque[Window | None] = deque()  # of each part the shard, if it is the last one of it
 

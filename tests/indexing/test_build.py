@@ -4,6 +4,7 @@ import importlib
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -320,6 +321,27 @@ class TestBadSources:
 
 
 class TestFaults:
+    def test_an_error_that_is_kept_keeps_no_thread(
+        self, model: FairSentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = set(threading.enumerate())
+        monkeypatch.setattr(ShardFolder, "write", lambda *_, **__: disk_full())
+        prepare = DocumentEncoder.prepare
+        prepared: list[int] = []
+
+        def slow(self: DocumentEncoder, texts: Any, names: Any) -> Any:
+            prepared.append(len(texts))
+            if len(prepared) == 3:  # the error comes meanwhile
+                time.sleep(1)
+            return prepare(self, texts, names)
+
+        monkeypatch.setattr(DocumentEncoder, "prepare", slow)
+        with pytest.raises(OSError, match="No space left") as kept:
+            run(model, tmp_path / "b")
+        assert kept.value.__traceback__ is not None
+        assert len(prepared) == 3
+        assert set(threading.enumerate()) <= before
+
     def test_a_full_disk_at_every_operation(
         self, model: FairSentenceTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
