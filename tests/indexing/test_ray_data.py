@@ -228,8 +228,6 @@ class TestWorker:
         used.clear()  # of what the test loaded
         (row, *_) = rows(source)
         worker(row)
-        for thread in used:
-            thread.join(10)
         assert len(used) == 3
         assert not [thread for thread in used if thread.is_alive()]  # as the one that calls is
 
