@@ -28,7 +28,8 @@ from sentence_transformers import SentenceTransformer
 from torch.profiler import ProfilerActivity, profile
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
-from fair_calibration.attention import AttentionCall, CalibratedPass
+from fair_calibration.access.interface import AttentionCall
+from fair_calibration.method.calibrated_pass import CalibratedPass
 
 MIB = 2**20
 CONFIGS = {

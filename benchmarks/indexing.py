@@ -32,7 +32,7 @@ import torch
 from encode import device_name, software
 from pyterrier_dr import FlexIndex, SBertBiEncoder
 
-from fair_calibration.positions import load_passages
+from fair_evaluation.position_collections import load_passages
 from pyterrier_fair import FairBiEncoder
 
 SHORTEST, LONGEST = 10, 420  # words of the mixed documents

@@ -46,7 +46,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoTokenizer, ModernBertConfig, ModernBertModel, Qwen3Config, Qwen3Model
 
 from fair_calibration import calibrate
-from fair_calibration.kernels import attend_with_lse
+from fair_calibration.method.kernels import attend_with_lse
 
 VOCABULARY = 30522
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")

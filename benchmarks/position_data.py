@@ -21,9 +21,9 @@ from encode import processor_name, software
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration.positions import PLACES, Passage, Question
 from fair_evaluation import PositionEvaluation, evaluate_positions, psi_test
 from fair_evaluation.measures import harmonic_mean
+from fair_evaluation.position_collections import PLACES, Passage, Question
 from fair_evaluation.resampling import add_up_units, draw_weights
 from fair_evaluation.sentences import sentence_spans
 from fair_evaluation.token_counts import TokenCounter, token_counter

@@ -8,7 +8,7 @@ averaged. Several vectors: the best chunk, chunked before encoding or after it (
 documents of the plain model, ranked again by their best chunk, by late interaction of MiniLM's own token vectors
 (MaxSim; MiniLM was not trained for it), or by BM25. No cross-encoder is measured: none can be had offline.
 
-Documents are those of the test half of FILE's articles (JSON lines, see `fair_calibration.positions.load_passages`) at
+Documents are those of the test half of FILE's articles (JSON lines, see `fair_evaluation.position_collections.load_passages`) at
 about 480 and 300 tokens, and the project's own passages at about 480. Needs the extra ``demo``, for BM25 (PISA).
 
 Encoding is timed in pairs: plain and rival alternate on the same documents, and the ratio of the pairs is reported.
@@ -51,7 +51,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from fair_calibration import PRESETS, FairConfig, calibrate
-from fair_calibration.positions import load_passages
+from fair_evaluation.position_collections import load_passages
 
 Array = NDArray[np.float32]
 CHUNK = 128

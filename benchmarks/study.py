@@ -3,7 +3,7 @@
     python benchmarks/study.py --passages FILE --record benchmarks/records/study.jsonl     # about half an hour
     python benchmarks/study.py --passages FILE --record benchmarks/records/study.jsonl --table
 
-FILE has passages with questions as JSON lines (`fair_calibration.positions.load_passages`); without it, those that come
+FILE has passages with questions as JSON lines (`fair_evaluation.position_collections.load_passages`); without it, those that come
 with the project are used. Its articles are split in two halves. The whole grid is run on the tuning half, in documents
 of about 480 tokens; the best of each basket size, by the harmonic mean over the places of nDCG@10, and four references
 make the shortlist. That is run on the test half at all lengths, on the project's own passages, and on the tuning half
@@ -42,8 +42,8 @@ from position_data import (
 from tqdm.auto import tqdm
 
 from fair_calibration import FairConfig, calibrate
-from fair_calibration.positions import load_passages
 from fair_evaluation import PositionEvaluation
+from fair_evaluation.position_collections import load_passages
 
 PUBLISHED = FairConfig(layers=3, isolate="none")  # the published default, for MiniLM
 PLAIN = FairConfig(strength=0.0)

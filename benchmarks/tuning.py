@@ -3,7 +3,7 @@
     python benchmarks/tuning.py --passages FILE --record benchmarks/records/tuning.jsonl   # about 15 minutes
     python benchmarks/tuning.py --passages FILE --record benchmarks/records/tuning.jsonl --table
 
-The passages of FILE (JSON lines, see `fair_calibration.positions.load_passages`) and the project's own are split by
+The passages of FILE (JSON lines, see `fair_evaluation.position_collections.load_passages`) and the project's own are split by
 article into halves. `tune` and `segment_reflection` see documents of about 480 tokens of one half, without questions;
 what they choose is tested on the questions of the other half. Then the halves change places. The oracle takes the
 strength with the best harmonic mean over the places in the test itself, so nothing can beat it. Every result is a line
@@ -29,7 +29,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from fair_calibration import FairSentenceTransformer, calibrate
-from fair_calibration.positions import Passage, load_passages
+from fair_evaluation.position_collections import Passage, load_passages
 from fair_evaluation.reflection import segment_reflection
 from fair_evaluation.tuning import tune
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from fair_calibration.positions import build_collections, load_passages
+from fair_evaluation.position_collections import build_collections, load_passages
 
 BASKET = 128
 COLOURS = ("#1b6ca8", "#e08e0b", "#3a8f4b", "#a23b72")

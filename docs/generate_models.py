@@ -36,7 +36,7 @@ refused with an error that says why.
 Each family as a tiny model of random weights (3 layers, of which the last 2 are calibrated, hidden size 32), documents
 of 5 to 40 words, baskets of 8 tokens, strength 0.5. For each pooling, and side of padding, the tests check that
 
-- embeddings equal those of the model's own attention with the weights of `fair_calibration.reference`. The column
+- embeddings equal those of the model's own attention with the weights of `fair_calibration.method.reference`. The column
   "off by" has the largest difference, relative to the largest value of the embeddings, in float32 on a CPU;
 - strength 0 and queries are the plain model's, to the bit, and documents are not;
 - a document's embedding depends neither on the batch nor on its order and padding (of ConvBERT, whose convolutions read

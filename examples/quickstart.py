@@ -30,12 +30,12 @@ from pyterrier_dr import FlexIndex
 from pyterrier_pisa import PisaIndex
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration.positions import (
+from fair_evaluation import position_sensitivity_index
+from fair_evaluation.position_collections import (
     PLACES,
     build_collections,
     load_passages,
 )
-from fair_evaluation import position_sensitivity_index
 from pyterrier_fair import PRESETS, FairBiEncoder, PositionDataset
 
 

@@ -39,7 +39,7 @@ class FairConfig:
             ``chunk_size`` one token more than a chunk.
         chunk_size: Not attention calibration, but another way to one position-fair vector: documents are cut into as
             few chunks of equal length as possible, of at most this many tokens, which are encoded each by itself and
-            joined into the vector that is about equally similar to all of their parts (`fair_calibration.chunks`). No
+            joined into the vector that is about equally similar to all of their parts (even chunks). No
             attention is calibrated then, and ``max_seq_length`` limits a chunk and not the document. The strength
             weighs it against the plain vector. None is attention calibration.
         unit_size: With ``chunk_size`` and mean pooling, the tokens per part that the vector is to be similar to. With

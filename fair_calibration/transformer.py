@@ -15,19 +15,19 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 
-from fair_calibration.attention import (
-    CalibratedPass,
+from fair_calibration.access.attention_call import AttentionHandler
+from fair_calibration.access.discovery import PROBE_TEXTS, Discovery, Probe, discover, model_name, set_implementation
+from fair_calibration.access.interface import (
     base_implementation,
     handle_attention,
     register_implementations,
 )
-from fair_calibration.baskets import build_baskets
-from fair_calibration.calls import AttentionHandler
-from fair_calibration.chunk_encoder import ChunkEncoder, longest_input
-from fair_calibration.chunks import Frame, frame_of
 from fair_calibration.config import FairConfig, validate_strength
-from fair_calibration.discovery import PROBE_TEXTS, Discovery, Probe, discover, model_name, set_implementation
-from fair_calibration.last_layer import LastLayer, PooledRows, prove
+from fair_calibration.even_chunks.chunks import Frame, frame_of
+from fair_calibration.even_chunks.encoder import ChunkEncoder, longest_input
+from fair_calibration.method.baskets import build_baskets
+from fair_calibration.method.calibrated_pass import CalibratedPass
+from fair_calibration.method.last_layer import LastLayer, PooledRows, prove
 from fair_calibration.poolings import check_pooled_directly, excluded_prompt, single_mode
 from fair_calibration.report import DocumentCounter, DocumentCounts, Summary, count_truncated
 from fair_calibration.routes import document_path, own_tasks

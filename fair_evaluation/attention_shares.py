@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fair_calibration.shares import MASKED, blended_shares
+from fair_calibration.method.shares import MASKED, blended_shares
 from fair_evaluation.observation import Batch, Call, count_heads, row_logits
 
 _BLOCK_LOGITS = 4 * 2**20  # held at once

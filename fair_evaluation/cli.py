@@ -144,7 +144,7 @@ def _texts(args: argparse.Namespace) -> Iterator[str]:
 
 def _all_texts(source: str) -> Iterator[str]:
     if source == "embedded":
-        from fair_calibration.positions import build_collections, load_passages
+        from fair_evaluation.position_collections import build_collections, load_passages
 
         for document in build_collections(load_passages())[0].documents:
             yield document["text"]
@@ -246,8 +246,8 @@ def _underflow(args: argparse.Namespace) -> None:
 
 
 def _probes(args: argparse.Namespace) -> None:
-    from fair_calibration.positions import load_passages
     from fair_evaluation.passages import hold_out_sentences, read_passages
+    from fair_evaluation.position_collections import load_passages
     from fair_evaluation.probe_files import write_probes
     from fair_evaluation.probes import build_probes
 

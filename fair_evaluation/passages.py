@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fair_calibration.positions import Passage, Question
+from fair_evaluation.position_collections import Passage, Question
 from fair_evaluation.sentences import sentence_spans
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm.auto import tqdm
 
-from fair_calibration.positions import PositionCollection
+from fair_evaluation.position_collections import PositionCollection
 from fair_evaluation.probes import ProbeDocument, ProbeQuery
 
 

@@ -5,7 +5,7 @@ of them or with filler from elsewhere. The filled places then move through the d
 (a cyclic Latin square): each place sees the same passages, and each passage the same neighbours within its place. Every
 rotation is a collection of its own, to be indexed by itself, so that no two copies of a passage compete.
 
-`fair_calibration.positions.build_collections` is the same without lengths, for passages that fit in memory.
+`fair_evaluation.position_collections.build_collections` is the same without lengths, for passages that fit in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fair_calibration.positions import Passage, Place, PositionedQuery, Question
+from fair_evaluation.position_collections import Passage, Place, PositionedQuery, Question
 from fair_evaluation.token_counts import TokenCounter, cut_text, token_counter
 
 logger = logging.getLogger("fair_evaluation")

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fair_calibration import FairSentenceTransformer, calibrate
 from fair_calibration.config import validate_positive_int
-from fair_calibration.positions import load_passages
 from fair_evaluation.documents import batches, count_tokens
 from fair_evaluation.observation import Call, load_batch, observe_attention, row_logits
+from fair_evaluation.position_collections import load_passages
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

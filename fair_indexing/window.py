@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from fair_calibration.chunks import Frame
-from fair_calibration.discovery import PROBE_TEXTS
+from fair_calibration.access.discovery import PROBE_TEXTS
+from fair_calibration.even_chunks.chunks import Frame
 
 _TOKENIZED_AT_ONCE = 256  # documents, of like length, so that little of what is kept of them is padding
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fair_calibration.positions import PLACES, build_collections, load_passages
+from fair_evaluation.position_collections import PLACES, build_collections, load_passages
 from mteb_fair.position_data import PositionData
 from mteb_fair.position_task import PositionTask, build_metadata
 from mteb_fair.scores import Grouping

@@ -6,7 +6,7 @@ import hashlib
 import math
 from typing import Any
 
-from fair_calibration.positions import PLACES
+from fair_evaluation.position_collections import PLACES
 from mteb_fair.position_data import PositionData
 from mteb_fair.position_task import PositionTask, build_metadata
 from mteb_fair.scores import Grouping

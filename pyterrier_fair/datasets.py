@@ -9,14 +9,14 @@ import pandas as pd
 import pyterrier as pt
 from pyterrier.datasets import Dataset
 
-from fair_calibration.positions import PositionCollection
+from fair_evaluation.position_collections import PositionCollection
 
 
 class PositionDataset(Dataset):
     """A `PositionCollection` with the methods of a PyTerrier dataset, `pt.text.get_text` included."""
 
     def __init__(self, collection: PositionCollection) -> None:
-        """Wraps ``collection``, as `fair_calibration.positions.build_collections` returns it."""
+        """Wraps ``collection``, as `fair_evaluation.position_collections.build_collections` returns it."""
         self.collection = collection
 
     def get_corpus_iter(self, *, verbose: bool = True) -> Iterator[dict[str, str]]:

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fair_calibration import FairConfig
-from fair_calibration.all_rows import calibrate_all_rows
-from fair_calibration.baskets import Baskets, build_baskets
-from fair_calibration.bias import AttentionBias
-from fair_calibration.pooled_row import calibrate_pooled_row
-from fair_calibration.reference import ReferenceAttention, calibrated_attention
+from fair_calibration.access.attention_bias import AttentionBias
+from fair_calibration.method.all_rows import calibrate_all_rows
+from fair_calibration.method.baskets import Baskets, build_baskets
+from fair_calibration.method.pooled_row import calibrate_pooled_row
+from fair_calibration.method.reference import ReferenceAttention, calibrated_attention
 from tests.core.oracle import oracle_attention
 
 # Of outputs of size 1 to 3. float32: logits of size 30 are off by 30 * 6e-8, and so, relatively, are the weights; the

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fair_calibration import FairConfig
-from fair_calibration.baskets import Baskets, build_baskets
-from fair_calibration.reference import calibrated_attention
+from fair_calibration.method.baskets import Baskets, build_baskets
+from fair_calibration.method.reference import calibrated_attention
 
 
 class OracleResult(NamedTuple):

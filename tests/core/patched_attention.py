@@ -12,8 +12,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from fair_calibration import FairConfig
-from fair_calibration.baskets import build_baskets
-from fair_calibration.reference import calibrated_attention
+from fair_calibration.method.baskets import build_baskets
+from fair_calibration.method.reference import calibrated_attention
 
 Visible = Callable[[Tensor], Tensor]
 """Turns an attention mask (B, L) into what each row may see, bool (B, 1, L, L)."""

@@ -56,8 +56,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fair_calibration import FairConfig
-from fair_calibration.baskets import Baskets, build_baskets
-from fair_calibration.reference import calibrated_attention
+from fair_calibration.method.baskets import Baskets, build_baskets
+from fair_calibration.method.reference import calibrated_attention
 
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 WORDS = [a + b + c for a in "bdfgklmnprst" for b in "aeiou" for c in ["", "l", "n", "s", "r"]]

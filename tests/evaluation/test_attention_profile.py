@@ -13,16 +13,17 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
-from fair_calibration.attention import AttentionCall, CalibratedPass
-from fair_calibration.baskets import Baskets, build_baskets
-from fair_calibration.calls import SoftmaxCall
-from fair_calibration.positions import build_collections, load_passages
+from fair_calibration.access.attention_call import SoftmaxCall
+from fair_calibration.access.interface import AttentionCall
+from fair_calibration.method.baskets import Baskets, build_baskets
+from fair_calibration.method.calibrated_pass import CalibratedPass
 from fair_evaluation.attention_profile import COLUMNS, attention_profile
 from fair_evaluation.attention_shares import ShareObserver
 from fair_evaluation.observation import Batch
+from fair_evaluation.position_collections import build_collections, load_passages
 from tests.conftest import TinyModel
+from tests.core.access.test_interface import make_call
 from tests.core.families import MatrixCase, load_plain
-from tests.core.test_attention import make_call
 from tests.core.tiny_models import documents
 
 TEXTS = documents([44, 40, 38])  # three baskets of 16 each, whatever is isolated

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fair_calibration.positions import Passage, Question, load_passages
 from fair_evaluation.passages import hold_out_sentences, read_passages
+from fair_evaluation.position_collections import Passage, Question, load_passages
 
 DANCE = {"text": "When?", "id": "q", "answer": "at noon", "answer_start": 11}
 RECORDS: list[dict[str, Any]] = [

@@ -9,9 +9,9 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from fair_calibration.positions import load_passages
 from fair_evaluation import from_run
 from fair_evaluation.passages import hold_out_sentences
+from fair_evaluation.position_collections import load_passages
 from fair_evaluation.probe_files import probe_collections, probe_frames, read_probes, write_probes
 from fair_evaluation.probes import ProbeDocument, build_probes
 from pyterrier_fair import PositionDataset

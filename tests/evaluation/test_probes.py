@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration.positions import Passage, Question, load_passages
 from fair_evaluation.passages import hold_out_sentences
+from fair_evaluation.position_collections import Passage, Question, load_passages
 from fair_evaluation.probes import SEPARATOR, ProbeDocument, build_probes
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, calibrate
-from fair_calibration.positions import build_collections, load_passages
+from fair_evaluation.position_collections import build_collections, load_passages
 from fair_evaluation.reflection import Reflection, ReflectionCounts, segment_reflection
 from fair_evaluation.segments import rotated_orders
 from tests.conftest import TinyModel

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration.positions import load_passages
+from fair_evaluation.position_collections import load_passages
 from fair_evaluation.segments import cut_segments, rotated_orders
 from tests.conftest import TinyModel
 from tests.core.tiny_models import document

@@ -6,7 +6,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import calibrate
-from fair_calibration.positions import build_collections, load_passages
+from fair_evaluation.position_collections import build_collections, load_passages
 from fair_evaluation.truncation import DocumentTokens, TruncationSummary, iterate_truncation, summarize_truncation
 from tests.conftest import TinyModel
 from tests.core.tiny_models import document, documents

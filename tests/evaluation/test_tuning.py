@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
-from fair_calibration.positions import build_collections, load_passages
+from fair_evaluation.position_collections import build_collections, load_passages
 from fair_evaluation.tuning import Tuning, TuningCounts, tune
 from tests.conftest import TinyModel
 from tests.core.tiny_models import WORDS, documents

@@ -12,12 +12,12 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from fair_calibration import calibrate
-from fair_calibration.attention import AttentionCall
-from fair_calibration.calls import SoftmaxCall
+from fair_calibration.access.attention_call import SoftmaxCall
+from fair_calibration.access.interface import AttentionCall
 from fair_evaluation.underflow import UnderflowObserver, diagnose_underflow
 from tests.conftest import TinyModel
+from tests.core.access.test_interface import make_call
 from tests.core.families import MatrixCase, load_plain
-from tests.core.test_attention import make_call
 from tests.core.tiny_models import documents
 
 LENGTH = 512

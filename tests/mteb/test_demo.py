@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fair_calibration.positions import build_collections, load_passages
+from fair_evaluation.position_collections import build_collections, load_passages
 from mteb_fair import PositionDemoRetrieval
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from fair_calibration.positions import PositionCollection, build_collections, load_passages
+from fair_evaluation.position_collections import PositionCollection, build_collections, load_passages
 from pyterrier_fair import PositionDataset
 
 

@@ -1,0 +1,127 @@
+"""What layers see is read off a mask once, and anew where layers have masks of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fair_calibration.access.attention_bias import AttentionBias
+from fair_calibration.access.interception import SdpaCall
+from fair_calibration.method import all_rows, pooled_row
+from fair_calibration.method.calibrated_pass import CalibratedPass
+from tests.core.cases import MASKS, Case, assert_close, make_case, masked_variants
+
+
+def call_of(case: Case) -> SdpaCall:
+    """Returns a case as a call of attention."""
+    return SdpaCall(
+        "Attention", case.query, case.key, case.value, case.scale, case.bias, lambda: case.plain().transpose(1, 2)
+    )
+
+
+def layers_of(variants: list[dict[str, Case]], masks: list[str]) -> list[Case]:
+    """One case per layer: layer i has its own queries, keys and values, and the i-th of the masks."""
+    shared = variants[0]
+    return [
+        replace(variants[i][name], mask=shared[name].mask, position_bias=shared[name].position_bias)
+        for i, name in enumerate(masks)
+    ]
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Counts how often a mask is read."""
+    read: list[str] = []
+
+    def counted(name: str, function: Any) -> Any:
+        def wrapper(*args: Any) -> Any:
+            read.append(name)
+            return function(*args)
+
+        return wrapper
+
+    monkeypatch.setattr(pooled_row, "_read_row", counted("row", pooled_row._read_row))
+    monkeypatch.setattr(all_rows, "see_baskets", counted("baskets", all_rows.see_baskets))
+    return read
+
+
+def run(layers: list[Case]) -> None:
+    """Runs the layers in one pass and compares each with the reference."""
+    first = layers[0]
+    this = CalibratedPass(frozenset(range(len(layers))), first.baskets, first.config, first.strength)
+    for layer in layers:
+        seen = layer.full_bias_and_visible()[1] & layer.attention_mask.bool()[:, None, None]
+        rows = layer.rows() & seen.any(-1).all(1)  # rows that see nothing at all mean nothing
+        expected = layer.to(torch.float64).reference().output.transpose(1, 2)
+        assert_close(this.attend(call_of(layer))[0][rows], expected[rows], 2e-5)
+
+
+def variants_of(pooling: str, n: int, lengths: tuple[int, ...] = (13, 5, 9)) -> list[dict[str, Case]]:
+    cases = [make_case(lengths, pooling=pooling, seed=seed) for seed in range(n)]
+    return [{name: case.to(torch.float32) for name, case in masked_variants(case).items()} for case in cases]
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
+@pytest.mark.parametrize("mask", MASKS)
+@torch.no_grad()
+def test_layers_with_one_mask(pooling: str, mask: str) -> None:
+    run(layers_of(variants_of(pooling, 3), [mask] * 3))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
+@torch.no_grad()
+def test_layers_with_masks_of_their_own(pooling: str) -> None:
+    run(layers_of(variants_of(pooling, len(MASKS)), MASKS))
+    windows = ["bool", "window", "bool", "window", "causal bool", "bool", "window", "none", "causal flag", "none"]
+    run(layers_of(variants_of(pooling, len(windows)), windows))
+
+
+@pytest.mark.parametrize(("pooling", "once"), [("cls", ["row"]), ("mean", ["baskets"])])
+def test_a_mask_is_read_once(pooling: str, once: list[str], reads: list[str]) -> None:
+    lengths = (13, 13, 13)  # of equal length, so that they are worked on together
+    variants = variants_of(pooling, 4, lengths)
+    with torch.no_grad():
+        run(layers_of(variants, ["causal bool"] * 4))
+        assert reads == once
+        run(layers_of(variants, ["causal bool", "window"] * 2))
+        assert reads == once * 3
+        reads.clear()
+        views = [replace(case, mask=case.mask[:]) for case in layers_of(variants, ["causal bool"] * 4)]  # type: ignore[index]
+        run(views)  # as of models that cut each layer's mask out of one
+        assert reads == once
+        reads.clear()
+        run([replace(case, mask=case.mask.clone()) for case in views])  # type: ignore[union-attr]
+        assert reads == once * 4
+    reads.clear()
+    run(layers_of(variants, ["causal bool"] * 4))  # graphs are of one layer
+    assert reads == once * 4
+
+
+@torch.no_grad()
+def test_biases_do_not_outlive_their_layer() -> None:
+    (variants,) = variants_of("mean", 1)
+    for name in ("position bias", "additive minimum", "bool"):
+        case = variants[name]
+        this = CalibratedPass(frozenset({0}), case.baskets, case.config, case.strength)
+        this.attend(call_of(case))
+        assert len(this._biases) == (name == "bool")
+
+
+def test_what_tells_alike() -> None:
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    of_mask = AttentionBias(mask, None, causal=False)
+    assert of_mask.tells_as(AttentionBias(mask[:], None, causal=False))
+    for other in (
+        AttentionBias(None, None, causal=False),
+        AttentionBias(mask, mask, causal=False),
+        AttentionBias(mask, None, causal=True),
+        AttentionBias(mask.clone(), None, causal=False),
+        AttentionBias(mask.transpose(2, 3), None, causal=False),
+        AttentionBias(mask[:, :, :1], None, causal=False),
+        AttentionBias(mask.view(torch.int8), None, causal=False),
+    ):
+        assert not of_mask.tells_as(other)
+        assert not other.tells_as(of_mask)
