@@ -1,12 +1,20 @@
-"""Attention calibration: dense encoders that find what stands late in a document."""
+"""Attention calibration for dense document encoders: documents are found by what stands late in them as well."""
 
-from fair_calibration.config import PRESETS, FairConfig
+from importlib.metadata import version
+
+from fair_calibration.config import FairConfig
+from fair_calibration.even_chunks.config import EvenChunks
+from fair_calibration.even_chunks.report import EvenChunksSummary
 from fair_calibration.model import FairSentenceTransformer, calibrate, uncalibrate
 from fair_calibration.report import DocumentCounts, Summary
+from fair_calibration.settings import PRESETS
 
+__version__ = version("fair-calibration")
 __all__ = [
     "PRESETS",
     "DocumentCounts",
+    "EvenChunks",
+    "EvenChunksSummary",
     "FairConfig",
     "FairSentenceTransformer",
     "Summary",

@@ -1,13 +1,20 @@
-"""The settings of attention calibration: one frozen, validated, hashable value."""
+"""`FairConfig`: the settings of attention calibration, as one frozen, validated and hashable value."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
+
+from fair_calibration.validation import (
+    validate_choice,
+    validate_names,
+    validate_positive_int,
+    validate_strength,
+)
 
 Pooling = Literal["auto", "cls", "last", "mean"]
 Isolate = Literal["auto", "none", "bos", "bos_eos"]
@@ -16,35 +23,30 @@ LastBasket = Literal["equal", "proportional"]
 
 @dataclass(frozen=True, kw_only=True)
 class FairConfig:
-    """How the attention of pooled tokens is calibrated (Schuhmacher et al. 2026, Michail et al. 2026).
+    """The settings of attention calibration (Schuhmacher et al. 2026, arXiv 2601.16934; Michail et al., 2606.02737).
 
-    The defaults are the published ones (arXiv 2606.02737): baskets of 128 tokens, strength 0.5, half of the layers.
+    The content of a document is cut into consecutive baskets of tokens. In the calibrated layers every basket gets the
+    same total attention from the pooled token, and the tokens of a basket share it in their original proportions. The
+    defaults are the published ones (arXiv 2606.02737): baskets of 128 tokens, strength 0.5, the last half of layers.
 
     Attributes:
-        strength: In [0, 1]. The attention row used is ``(1 - strength) * plain + strength * calibrated``;
-            0 is the plain model, bit for bit, 1 the fully calibrated one.
-        basket_size: Tokens per basket, at least 1.
-        layers: Which attention layers are calibrated: a float in (0, 1) is the fraction of the model's depth, an int
-            the number of layers, both counted from the last layer back; ``"all"`` (or 1.0) is every layer; a tuple of
-            ints is the explicit layers, 0 the first and -1 the last.
-        pooling: Which rows are calibrated: the pooled token's (``"cls"``, ``"last"``), or every row (``"mean"``).
-            ``"auto"`` reads it from the model's pooling module.
-        isolate: Which tokens stand outside the baskets: none, the first (BOS or CLS), or the first and the last (EOS).
-            ``"auto"`` is ``"bos"`` for cls, ``"bos_eos"`` for last and ``"none"`` for mean pooling.
-        isolated_share: What an isolated token gets of the attention: its own mass as in the plain model
-            (``"preserve"``), as much as a basket (``"equal"``), or a fixed share in [0, 1).
-        last_basket: ``"equal"``: every basket gets the same share, also the short last one, as published.
-            ``"proportional"``: a basket's share is proportional to the number of its tokens that the row can see.
-        min_content: Documents with fewer content tokens are left as they are; None means one basket, or with
-            ``chunk_size`` one token more than a chunk.
-        chunk_size: Not attention calibration, but another way to one position-fair vector: documents are cut into as
-            few chunks of equal length as possible, of at most this many tokens, which are encoded each by itself and
-            joined into the vector that is about equally similar to all of their parts (even chunks). No
-            attention is calibrated then, and ``max_seq_length`` limits a chunk and not the document. The strength
-            weighs it against the plain vector. None is attention calibration.
-        unit_size: With ``chunk_size`` and mean pooling, the tokens per part that the vector is to be similar to. With
-            cls and last-token pooling the chunks are the parts.
-        ridge: With ``chunk_size``, above 0: how much the parts' mean is preferred to equal similarity.
+        strength: A number in [0, 1]. The attention row used is ``(1 - strength) * plain + strength * calibrated``: 0 is
+            the plain model, bit for bit, and 1 is full calibration.
+        basket_size: The number of tokens in a basket, at least 1.
+        layers: Which attention layers are calibrated. A float in (0, 1) is a fraction of the model's depth and an int a
+            number of layers, both counted back from the last layer. ``"all"`` (or 1.0) means every layer. A tuple of
+            ints names the layers: 0 is the first, -1 the last.
+        pooling: Which attention rows are calibrated: only the pooled token's (``"cls"``, ``"last"``), or every row
+            (``"mean"``). ``"auto"`` takes it from the model's pooling module.
+        isolate: Which tokens are kept out of the baskets: none, the first token (``"bos"``: BOS or CLS), or the first
+            and the last token (``"bos_eos"``). ``"auto"`` is ``"bos"`` for cls pooling, ``"bos_eos"`` for last-token
+            pooling and ``"none"`` for mean pooling.
+        isolated_share: How much attention an isolated token gets: as much as in the plain model (``"preserve"``), as
+            much as a basket (``"equal"``), or a fixed share in [0, 1).
+        last_basket: How much attention the last basket of a document gets, which usually has fewer tokens than the
+            others: as much as every other basket (``"equal"``, as published), or, as then holds for every basket, in
+            proportion to the number of its tokens that the row may attend to (``"proportional"``).
+        min_content: Documents with fewer content tokens than this stay as in the plain model. None means one basket.
     """
 
     strength: float = 0.5
@@ -55,18 +57,15 @@ class FairConfig:
     isolated_share: Literal["preserve", "equal"] | float = "preserve"
     last_basket: LastBasket = "equal"
     min_content: int | None = None
-    chunk_size: int | None = None
-    unit_size: int = 32
-    ridge: float = 0.3
 
     def __post_init__(self) -> None:
-        # Canonical types, so that equal settings are equal, hash alike and give the same JSON (0, 0.0, numpy scalars).
+        # Values are stored in one type each, so that equal settings are equal, hash alike and give the same JSON.
         object.__setattr__(self, "strength", validate_strength(self.strength))
         object.__setattr__(self, "basket_size", validate_positive_int("basket_size", self.basket_size))
         object.__setattr__(self, "layers", _validate_layers(self.layers))
-        _one_of("pooling", self.pooling, get_args(Pooling))
-        _one_of("isolate", self.isolate, get_args(Isolate))
-        _one_of("last_basket", self.last_basket, get_args(LastBasket))
+        validate_choice("pooling", self.pooling, get_args(Pooling))
+        validate_choice("isolate", self.isolate, get_args(Isolate))
+        validate_choice("last_basket", self.last_basket, get_args(LastBasket))
         object.__setattr__(self, "isolated_share", _validate_isolated_share(self.isolated_share))
         if isinstance(self.isolated_share, float) and self.isolate == "bos_eos" and self.isolated_share >= 0.5:
             raise ValueError(
@@ -75,41 +74,33 @@ class FairConfig:
             )
         if self.min_content is not None:
             object.__setattr__(self, "min_content", validate_positive_int("min_content", self.min_content))
-        object.__setattr__(self, "unit_size", validate_positive_int("unit_size", self.unit_size))
-        object.__setattr__(self, "ridge", _validate_ridge(self.ridge))
-        if self.chunk_size is not None:
-            object.__setattr__(self, "chunk_size", validate_positive_int("chunk_size", self.chunk_size))
-            if self.min_content is not None and self.min_content > self.chunk_size + 1:
-                raise ValueError(
-                    f"min_content: with chunk_size={self.chunk_size} expected at most {self.chunk_size + 1}, since "
-                    f"longer documents have to be cut, got {self.min_content}"
-                )
 
     @property
     def min_content_tokens(self) -> int:
-        """The number of content tokens from which on a document is calibrated, or cut into chunks."""
-        if self.min_content is not None:
-            return self.min_content
-        return self.basket_size if self.chunk_size is None else self.chunk_size + 1
+        """The number of content tokens from which on a document is calibrated."""
+        return self.basket_size if self.min_content is None else self.min_content
 
     def resolve(self, pooling: str) -> FairConfig:
-        """Returns the config with ``pooling`` and ``isolate`` made explicit for a model that pools by ``pooling``.
+        """Returns the settings for a model with a given pooling, with nothing left on "auto".
+
+        Args:
+            pooling: How the model pools: "cls", "last" or "mean". It is used where ``self.pooling`` is "auto".
 
         Raises:
-            ValueError: The isolated tokens' fixed share does not fit how many there are.
+            ValueError: ``pooling`` is unknown, or the fixed share of the isolated tokens is too large for two of them.
         """
         resolved = self.pooling if self.pooling != "auto" else pooling
-        _one_of("pooling", resolved, ["cls", "last", "mean"])
+        validate_choice("pooling", resolved, ["cls", "last", "mean"])
         isolate = (
             {"cls": "bos", "last": "bos_eos", "mean": "none"}[resolved] if self.isolate == "auto" else self.isolate
         )
         return replace(self, pooling=resolved, isolate=isolate)  # type: ignore[arg-type]
 
     def select_layers(self, n_layers: int) -> tuple[int, ...]:
-        """Returns the indices, ascending, of the calibrated ones among ``n_layers`` attention layers.
+        """Returns the indices, in ascending order, of the calibrated layers among ``n_layers`` attention layers.
 
         Raises:
-            ValueError: ``layers`` asks for more layers, or for other ones, than there are.
+            ValueError: ``layers`` asks for more layers than the model has, or for a layer that it does not have.
         """
         if self.layers == "all":
             return tuple(range(n_layers))
@@ -128,17 +119,8 @@ class FairConfig:
                 raise ValueError(f"layers: the model has {n_layers} attention layers, got a count of {count}")
         return tuple(range(n_layers - count, n_layers))
 
-    def updated(self, **settings: Any) -> FairConfig:
-        """Returns a config with the settings that are not None in place of its own.
-
-        Raises:
-            TypeError: A name is unknown, or a value of the wrong type.
-            ValueError: A value is out of range.
-        """
-        return replace(self, **{name: value for name, value in settings.items() if value is not None})
-
     def to_dict(self) -> dict[str, Any]:
-        """Returns the settings as a dict that `json.dumps` takes and `from_dict` reads back."""
+        """Returns the settings as a dict that `json.dumps` accepts and `from_dict` reads back."""
         values = asdict(self)
         if isinstance(self.layers, tuple):
             values["layers"] = list(self.layers)
@@ -146,65 +128,28 @@ class FairConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> FairConfig:
-        """Builds a config from `to_dict`'s output; names that are left out take their defaults.
+        """Builds the settings from the output of `to_dict`; settings that are left out get their defaults.
 
         Raises:
-            TypeError: ``values`` is no mapping.
-            ValueError: A name is unknown or a value is out of range.
+            TypeError: ``values`` is not a mapping.
+            ValueError: A setting is unknown or a value is out of range.
         """
-        if not isinstance(values, Mapping):
-            raise TypeError(f"values: expected a mapping of setting names to values, got {type(values).__name__}")
-        names = [field.name for field in fields(cls)]
-        if unknown := sorted(set(values) - set(names)):
-            raise ValueError(f"unknown FairConfig settings {unknown}; the settings are {names}")
+        validate_names(cls, values)
         return cls(**values)
 
     def to_json(self) -> str:
-        """Returns the settings as one line of JSON with sorted keys, the same for equal configs."""
+        """Returns the settings as one line of JSON with sorted keys, which is the same for equal settings."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> FairConfig:
-        """Builds a config from `to_json`'s output."""
+        """Builds the settings from the output of `to_json`."""
         return cls.from_dict(json.loads(text))
-
-
-def validate_strength(strength: float) -> float:
-    """Returns ``strength`` as a float.
-
-    Raises:
-        TypeError: It is no real number.
-        ValueError: It is outside [0, 1] (NaN included).
-    """
-    if isinstance(strength, bool) or not isinstance(strength, Real):
-        raise TypeError(f"strength: expected a number in [0, 1], got {strength!r} ({type(strength).__name__})")
-    if not 0.0 <= float(strength) <= 1.0:
-        raise ValueError(f"strength: expected a number in [0, 1], got {strength!r}")
-    return float(strength) + 0.0  # -0.0 would be equal to 0.0, but another text in JSON
-
-
-def validate_positive_int(name: str, value: Any) -> int:
-    """Returns ``value`` as an int; ``name`` is what errors call it.
-
-    Raises:
-        TypeError: It is no integer.
-        ValueError: It is below 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name}: expected an integer of at least 1, got {value!r} ({type(value).__name__})")
-    if value < 1:
-        raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
-    return int(value)
-
-
-def _one_of(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {list(choices)}, got {value!r}")
 
 
 def _validate_layers(layers: Any) -> float | int | Literal["all"] | tuple[int, ...]:
     if isinstance(layers, str):
-        _one_of("layers", layers, ["all"])
+        validate_choice("layers", layers, ["all"])
         return "all"
     if isinstance(layers, Sequence):
         if not layers:
@@ -227,7 +172,7 @@ def _validate_layers(layers: Any) -> float | int | Literal["all"] | tuple[int, .
 
 def _validate_isolated_share(share: Any) -> Literal["preserve", "equal"] | float:
     if isinstance(share, str):
-        _one_of("isolated_share", share, ["preserve", "equal"])
+        validate_choice("isolated_share", share, ["preserve", "equal"])
         return "preserve" if share == "preserve" else "equal"
     if isinstance(share, bool) or not isinstance(share, Real):
         raise TypeError(
@@ -237,24 +182,3 @@ def _validate_isolated_share(share: Any) -> Literal["preserve", "equal"] | float
     if not 0.0 <= float(share) < 1.0:
         raise ValueError(f"isolated_share: expected 'preserve', 'equal' or a number in [0, 1), got {share!r}")
     return float(share) + 0.0  # as for the strength
-
-
-def _validate_ridge(ridge: Any) -> float:
-    if isinstance(ridge, bool) or not isinstance(ridge, Real):
-        raise TypeError(f"ridge: expected a number above 0, got {ridge!r} ({type(ridge).__name__})")
-    if not 0.0 < float(ridge) < math.inf:
-        raise ValueError(f"ridge: expected a finite number above 0, got {ridge!r}")
-    return float(ridge)
-
-
-PRESETS: Mapping[str, FairConfig] = {
-    # Michail et al. 2026: partial calibration, the published default.
-    "published": FairConfig(),
-    # Schuhmacher et al. 2026: full equalisation; the pooled token's own mass is that of a basket.
-    "full": FairConfig(strength=1.0, isolated_share="equal"),
-    # Full equalisation of the content; isolated tokens keep their own mass.
-    "self_preserved": FairConfig(strength=1.0, isolated_share="preserve"),
-    # Ours, and no attention calibration: the best single vector for documents of several subjects that we found.
-    "even_chunks": FairConfig(strength=1.0, chunk_size=128),
-}
-"""The variants that the papers compare, and our own, by name."""

@@ -1,23 +1,32 @@
-"""What a model computes with: its weights and settings, as facts and as a hash, and what may change in place."""
+"""What a model computes with: hashes of its weights, the settings that its vectors depend on, and what may change.
+
+The weights are whatever the modules' ``state_dict`` holds: plain tensors, but also quantized, sparse, packed or
+offloaded ones, tuples and numbers. All of them are taken apart into plain tensors and texts (`_parts`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module
+from torch import Tensor, nn
 
-_VALUES = 8  # of each tensor: those of all weights take seconds for a billion
+_VALUES = 8  # of each tensor, to notice changes: comparing all weights takes seconds for a billion
 
 
 def fingerprint_model(model: SentenceTransformer) -> str:
-    """Returns a hash of what a plain model computes with: weights, configurations, tokenizer, prompts, dimensions.
+    """Returns a hash of everything that a plain model computes with: weights, configurations, tokenizer, prompts.
 
-    Models that are loaded from copies of one folder get the same one; the calibration is not part of it.
+    Models loaded from copies of one folder have the same hash. The calibration is not part of it.
+
+    Raises:
+        ValueError: The model holds a value that cannot be identified, or weights that were offloaded out of reach.
     """
     digest = hashlib.blake2b(digest_size=8)
     _add_weights(digest, model)
@@ -26,17 +35,21 @@ def fingerprint_model(model: SentenceTransformer) -> str:
 
 
 def fingerprint_weights(model: SentenceTransformer) -> str:
-    """Returns a hash of the weights alone: names, types, shapes and values."""
+    """Returns a hash of the weights alone: names, types, shapes and values.
+
+    Raises:
+        ValueError: The model holds a value that cannot be identified, or weights that were offloaded out of reach.
+    """
     digest = hashlib.blake2b(digest_size=16)
     _add_weights(digest, model)
     return digest.hexdigest()
 
 
 def model_facts(model: SentenceTransformer) -> dict[str, Any]:
-    """Returns what beside its weights a plain model's vectors depend on: modules, tokenizer, prompts, dimensions."""
+    """Returns what a plain model's vectors depend on besides its weights: modules, tokenizer, prompts, dimensions."""
     return {
-        "modules": [  # also those in the routes of a Router
-            (name, type(module).__name__.removeprefix("Fair"), _module_config(module))
+        "modules": [  # including those in the routes of a Router
+            (name, _base_class(module), _module_config(module))
             for name, module in model.named_modules()
             if isinstance(module, Module)
         ],
@@ -52,10 +65,11 @@ def model_facts(model: SentenceTransformer) -> dict[str, Any]:
 
 
 def changeable_settings(model: SentenceTransformer) -> dict[str, Any]:
-    """Returns what of a model can be changed in place, and changes its vectors; cheap to compare.
+    """Returns what can be changed in a loaded model and changes its vectors, in a form that is cheap to compare.
 
-    Of the weights these are their types, PyTorch's counts of changes, and, as changes by way of ``.data`` are not
-    counted, a few values of each tensor; of the tokenizer all but its vocabulary, of which it is the size.
+    For the weights it is their types, PyTorch's counts of in-place changes, and a few values of each tensor, since
+    changes by way of ``.data`` are not counted. For the tokenizer it is everything except its vocabulary, of which only
+    the size is compared.
     """
     return {
         "max_seq_length": model.max_seq_length,
@@ -68,41 +82,160 @@ def changeable_settings(model: SentenceTransformer) -> dict[str, Any]:
         "tokenizer": _tokenizer_settings(model.tokenizer),
         "sides": _sides(model.tokenizer),
         "adapters": _active_adapters(model),
-        # Changed in place, as by training; moving a model to another device changes neither.
+        # Changed in place, as by training. Moving a model to another device changes neither of the two.
         "weights": (
-            {name: (tensor.dtype, _version(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()},
+            {name: _version(value) for name, value in model.state_dict(keep_vars=True).items()},
             _some_values(model),
         ),
     }
 
 
 def digest_text(text: str) -> str:
-    """Returns a short hash of a text, for names."""
+    """Returns a short hash of a text, for use in names."""
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _add_weights(digest: hashlib.blake2b, model: SentenceTransformer) -> None:
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    for name, value in sorted(model.state_dict().items()):
+        for part, content in _parts(name, value, model):
+            if isinstance(content, Tensor):
+                digest.update(f"{part} {content.dtype} {tuple(content.shape)}\n".encode())
+                digest.update(_bytes(content.detach().cpu()))
+            else:
+                digest.update(f"{part} {content}\n".encode())
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _parts(name: str, value: Any, model: nn.Module) -> Iterator[tuple[str, Tensor | str]]:
+    """Takes a value of a ``state_dict`` apart into named plain tensors and texts.
+
+    Raises:
+        ValueError: The value is of a kind that cannot be taken apart, or was offloaded to where it cannot be read.
+    """
+    if isinstance(value, Tensor):
+        if value.device.type == "meta":
+            value = _offloaded(name, model)
+        if hasattr(value, "__tensor_flatten__"):  # the tensor subclasses of torchao, quanto and others
+            inner, context = value.__tensor_flatten__()
+            yield f"{name}:context", repr(context)
+            for attribute in inner:
+                yield from _parts(f"{name}:{attribute}", getattr(value, attribute), model)
+        elif value.is_quantized:
+            yield from _quantized_parts(name, value)
+        elif value.layout == torch.strided:
+            yield name, value
+        else:
+            yield from _sparse_parts(name, value)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _parts(f"{name}:{key}", item, model)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _parts(f"{name}:{number}", item, model)
+    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+        yield name, repr(value)
+    elif isinstance(value, torch.ScriptObject):
+        yield from _parts(name, value.__getstate__(), model)
+    else:
+        raise ValueError(
+            f"model: {name!r} in its state_dict is a {type(value).__name__}, which cannot be identified, so indexes, "
+            "caches and results cannot be told apart; encode with the model directly, or load it without this part"
+        )
 
 
-def _some_values(model: SentenceTransformer) -> bytes:
-    """Returns a few values of every tensor, with one transfer from each device."""
-    parts = defaultdict(list)
-    for tensor in model.state_dict().values():
-        values = tensor.reshape(-1)  # a view, but of the rare tensors that are not contiguous
-        values = values[:: max(1, len(values) // _VALUES)][: _VALUES + 1]
-        parts[tensor.device].append(values.contiguous().view(torch.uint8))
-    return b"".join(torch.cat(own).cpu().numpy().tobytes() for own in parts.values())
+def _quantized_parts(name: str, value: Tensor) -> Iterator[tuple[str, Tensor | str]]:
+    yield f"{name}:type", f"{value.dtype} {value.qscheme()}"
+    yield f"{name}:values", value.int_repr()
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        yield f"{name}:scale", repr((value.q_scale(), value.q_zero_point()))
+    else:
+        yield f"{name}:scales", value.q_per_channel_scales()
+        yield f"{name}:zero_points", value.q_per_channel_zero_points()
+
+
+def _sparse_parts(name: str, value: Tensor) -> Iterator[tuple[str, Tensor | str]]:
+    yield f"{name}:layout", f"{value.layout} {tuple(value.shape)}"
+    if value.layout == torch.sparse_coo:
+        value = value.coalesce()
+        getters = ("indices", "values")
+    elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        getters = ("crow_indices", "col_indices", "values")  # type: ignore[assignment]
+    elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        getters = ("ccol_indices", "row_indices", "values")  # type: ignore[assignment]
+    else:
+        getters = ()  # type: ignore[assignment]
+        value = value.to_dense()
+        yield name, value
+    for getter in getters:
+        yield f"{name}:{getter}", getattr(value, getter)()
+
+
+def _offloaded(name: str, model: nn.Module) -> Tensor:
+    """Returns a tensor that accelerate keeps on disk or in main memory while its module has an empty one.
+
+    Raises:
+        ValueError: It is not found there.
+    """
+    path, _, attribute = name.rpartition(".")
+    module = model
+    hooks = []
+    for step in path.split(".") if path else []:
+        hooks.append(getattr(module, "_hf_hook", None))
+        module = getattr(module, step)
+    hooks.append(getattr(module, "_hf_hook", None))
+    for hook in reversed(hooks):
+        for one in getattr(hook, "hooks", [hook]):
+            weights = getattr(one, "weights_map", None)
+            if weights is not None and attribute in weights:
+                found: Tensor = weights[attribute]
+                return found
+    raise ValueError(
+        f"model: the weights {name!r} are on the meta device and cannot be read, so the model cannot be identified; "
+        "load it without offloading"
+    )
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy()
+
+
+def _version(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return value.dtype, 0 if value.is_inference() else value._version
+
+
+def _some_values(model: SentenceTransformer) -> tuple[bytes, tuple[str, ...]]:
+    """Returns a few values of every tensor, with one transfer from each device, and all texts."""
+    tensors = defaultdict(list)
+    texts = []
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor) and value.device.type == "meta":
+            continue  # offloaded weights are not changed in place, and reading them takes time
+        for _, content in _parts(name, value, model):
+            if isinstance(content, Tensor):
+                flat = content.detach().reshape(-1)  # a view, except of the rare tensors that are not contiguous
+                flat = flat[:: max(1, len(flat) // _VALUES)][: _VALUES + 1]
+                tensors[content.device].append(flat.contiguous().view(torch.uint8))
+            else:
+                texts.append(content)
+    values = b"".join(torch.cat(own).cpu().numpy().tobytes() for own in tensors.values())
+    return values, tuple(texts)
+
+
+def _base_class(module: nn.Module) -> str:
+    """Returns the name of the sentence-transformers class of a module, whether it is calibrated or not."""
+    return next(
+        (
+            cls.__name__
+            for cls in type(module).__mro__
+            if not cls.__module__.startswith("fair_calibration") and cls is not nn.Module
+        ),
+        type(module).__name__,
+    )
 
 
 def _active_adapters(model: SentenceTransformer) -> list[str]:
-    """Returns the adapters (PEFT's) in use, layer by layer."""
+    """Returns the active adapters of PEFT, layer by layer."""
     return [str(module.active_adapters) for module in model.modules() if hasattr(module, "lora_A")]
 
 
@@ -114,7 +247,7 @@ def _module_config(module: Any) -> dict[str, Any]:
     get = getattr(module, "get_config_dict", None)
     config = dict(get()) if callable(get) else {}
     config.pop("fair_config", None)
-    if "route_mappings" in config:  # its keys are tuples
+    if "route_mappings" in config:  # its keys are tuples, which JSON does not have
         config["route_mappings"] = sorted(map(str, config["route_mappings"].items()))
     network = getattr(getattr(module, "model", None), "config", None)
     if network is not None:

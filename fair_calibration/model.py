@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import chain
@@ -12,13 +15,21 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from torch import nn
 
-from fair_calibration.config import FairConfig, validate_strength
+from fair_calibration.config import FairConfig
+from fair_calibration.document_transformer import DocumentTransformer
+from fair_calibration.even_chunks.config import EvenChunks
+from fair_calibration.even_chunks.report import EvenChunksSummary
+from fair_calibration.even_chunks.transformer import EvenChunksTransformer
+from fair_calibration.query import is_query_route, task_of_call
 from fair_calibration.report import DocumentCounts, Summary
-from fair_calibration.routes import check_route, document_path, has_one_route, is_query_route, replace_module
+from fair_calibration.routes import check_route, document_path, replace_module
+from fair_calibration.settings import Settings, choose_settings
 from fair_calibration.transformer import FairTransformer
+from fair_calibration.validation import validate_strength
 
 ModelT = TypeVar("ModelT", bound=SentenceTransformer)
-_TRANSFORMERS = (Transformer, FairTransformer)  # exactly these: what a subclass adds would be lost
+# Exactly these classes: calibration would lose what a subclass adds.
+_TRANSFORMERS = (Transformer, FairTransformer, EvenChunksTransformer)
 _LATE_INTERACTION = "a late-interaction model keeps one vector per token, so it has no pooled token to calibrate"
 _UNPOOLED = {
     "MultiVectorEncoder": _LATE_INTERACTION,
@@ -31,55 +42,57 @@ _UNPOOLED = {
 class FairSentenceTransformer(SentenceTransformer):
     """A SentenceTransformer that encodes documents with calibrated attention, and queries as the plain model does.
 
-    `encode_document` and `encode` without a task calibrate, `encode_query` does not. ``encode(..., strength=0.3)``
-    overrides the strength for one call. Everything else is SentenceTransformer's.
+    `encode_document`, and `encode` without a task, calibrate; `encode_query` does not. ``encode(..., strength=0.3)``
+    overrides the strength for one call. Everything else is as in SentenceTransformer.
     """
 
-    _module_classes = {f"{FairTransformer.__module__}.{FairTransformer.__qualname__}": FairTransformer}
+    _module_classes = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in (FairTransformer, EvenChunksTransformer)}
 
     def __init__(
         self,
         model_name_or_path: str | None = None,
         *,
-        config: FairConfig | None = None,
+        config: Settings | str | None = None,
         pooled_row_only: bool = False,
         **kwargs: Any,
     ) -> None:
         """Loads a model and calibrates it.
 
         Args:
-            model_name_or_path: A Hugging Face name or a local folder, also of a saved calibrated model.
-            config: The settings; None for those the model was saved with, or else the defaults.
-            pooled_row_only: As of `calibrate`; it is not saved.
-            **kwargs: SentenceTransformer's.
+            model_name_or_path: A Hugging Face name or a local folder, also one of a saved calibrated model.
+            config: A `FairConfig`, an `EvenChunks` or the name of a preset; None means the settings that the model was
+                saved with, or else the defaults.
+            pooled_row_only: As in `calibrate`. It is not saved with the model.
+            **kwargs: Further arguments of SentenceTransformer.
 
         Raises:
-            TypeError: ``config`` is no FairConfig, the model of another kind than a SentenceTransformer, or the first
-                module that documents pass no transformer.
+            TypeError: ``config`` has another type, the model is not a SentenceTransformer, or the first module that
+                documents pass through is not a transformer.
             ValueError: The model cannot be calibrated, or not with these settings.
         """
-        _check_config(config)
+        choose_settings(config, default=FairConfig())  # wrong settings are reported before anything is loaded
         super().__init__(None if model_name_or_path is None else str(model_name_or_path), **kwargs)
         transformer = _find_transformer(self)
-        saved = transformer.fair_config if isinstance(transformer, FairTransformer) else None
-        if saved is None or config not in (None, saved):  # else it is loaded as it was saved
-            fair = FairTransformer.from_transformer(transformer, config or FairConfig())
-            replace_module(self._modules, transformer, fair)
-            fair.on_model_ready(self)
+        saved = transformer.fair_config if isinstance(transformer, DocumentTransformer) else None
+        chosen = choose_settings(config, default=saved or FairConfig())
+        if chosen != saved:
+            module = _set_config(transformer, chosen)
+            replace_module(self._modules, transformer, module)
+            module.on_model_ready(self)
         if pooled_row_only:
-            self.fair.use_pooled_row_only(self)
+            _use_pooled_row_only(self)
 
     def _load_converted_modules(
         self, model_name_or_path: str, *_: Any, model_type: str | None = None, **__: Any
     ) -> Any:
-        # sentence-transformers would drop what follows the transformer and put an untrained mean pooling there.
+        # sentence-transformers would drop the modules after the transformer and put an untrained mean pooling there.
         raise TypeError(
             f"model_name_or_path: expected a SentenceTransformer, {model_name_or_path} is a {model_type}"
             + _reason(str(model_type))
         )
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> Any:
-        # Likewise for a folder without modules.json, where the weights may be of anything.
+        # Likewise for a folder without modules.json, whose weights may be those of any kind of model.
         modules, module_kwargs = super()._load_default_modules(model_name_or_path, *args, **kwargs)
         for name in cast(Any, modules)[0].config.architectures or ():
             if name.endswith(("ColBERT", "ForRetrieval", "ForSequenceClassification")):
@@ -89,42 +102,53 @@ class FairSentenceTransformer(SentenceTransformer):
                 )
         return modules, module_kwargs
 
-    def encode(self, inputs: Any, prompt_name: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Encodes documents with calibrated attention; see `SentenceTransformer.encode` for the arguments.
+    def encode(self, *args: Any, **kwargs: Any) -> Any:
+        """Encodes documents with calibrated attention, and queries plainly (`fair_calibration.query`).
 
-        Texts with ``task="query"``, or without a task but with a prompt that is named for queries, are encoded plainly.
-        Where a Router sends queries and documents different ways, the way decides: texts without a task are what its
-        default route is for.
+        The arguments are those of `SentenceTransformer.encode`, and ``strength``, which overrides the settings' own
+        for this call.
 
         Raises:
             ValueError: ``strength`` is outside [0, 1], or ``task`` is unknown.
         """
         if kwargs.get("strength") is not None:
-            kwargs["strength"] = validate_strength(kwargs["strength"])  # here rather than in every worker
-        is_named = prompt_name is not None and prompt_name.lower().endswith("query")
-        if is_named and kwargs.get("task") is None and has_one_route(self):
-            kwargs["task"] = "query"
-        output_value = kwargs.get("output_value", args[3] if len(args) > 3 else "sentence_embedding")
-        if output_value != "sentence_embedding" and self.fair.is_pooled_row_only and kwargs.get("task") != "query":
+            kwargs["strength"] = validate_strength(kwargs["strength"])  # here rather than in every worker process
+        # Arguments are passed on as they came: so every call that the plain model accepts is accepted here.
+        given = _encode_signature().bind_partial(self, *args, **kwargs).arguments
+        task = task_of_call(
+            self,
+            task=kwargs.get("task"),
+            prompt_name=cast("str | None", given.get("prompt_name")),
+            prompt=cast("str | None", given.get("prompt")),
+        )
+        if task is not None:
+            kwargs["task"] = task
+        output_value = given.get("output_value", "sentence_embedding")
+        if output_value != "sentence_embedding" and task != "query":
+            self._check_output_value(output_value)
+        return super().encode(*args, **kwargs)
+
+    def _check_output_value(self, output_value: Any) -> None:
+        """Checks that there are token embeddings of documents, if they are asked for."""
+        if _is_pooled_row_only(self.fair):
             raise ValueError(
                 f"output_value: with pooled_row_only there is only the sentence_embedding, got {output_value!r}; "
                 "calibrate without it, or use the plain model"
             )
-        if output_value == "token_embeddings" and self.fair_config.chunk_size and kwargs.get("task") != "query":
+        if output_value == "token_embeddings" and isinstance(self.fair, EvenChunksTransformer):
             raise ValueError(
-                "output_value: documents in chunks (chunk_size) have no token embeddings, only a joined vector; "
-                "calibrate with chunk_size=None, or use the plain model"
+                "output_value: documents in even chunks have no token embeddings, only one joined vector; calibrate "
+                "with a FairConfig, or use the plain model"
             )
-        return super().encode(inputs, prompt_name, *args, **kwargs)
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Runs all modules.
 
         Raises:
-            ValueError: A Router sends the input, which is no query, past the module that calibrates.
+            ValueError: A Router sends a document past the module that calibrates.
         """
         fair = self.fair
-        fair.use_poolings(self)
+        fair.look_up_followers(self)
         task, modality = (kwargs.get(name) or input.get(name) for name in ("task", "modality"))  # as Router does
         if is_query_route(self, task, modality):
             kwargs["task"] = "query"
@@ -134,13 +158,17 @@ class FairSentenceTransformer(SentenceTransformer):
         return output
 
     @property
-    def fair(self) -> FairTransformer:
-        """The module that calibrates."""
-        return cast(FairTransformer, next(iter(document_path(self))))
+    def fair(self) -> FairTransformer | EvenChunksTransformer:
+        """The module that encodes documents with the calibration."""
+        return cast("FairTransformer | EvenChunksTransformer", next(iter(document_path(self))))
 
     @property
     def max_seq_length(self) -> int | None:
-        """Where documents are truncated, in tokens. With a Router, setting it leaves other transformers as they are."""
+        """The number of tokens at which documents are truncated.
+
+        Setting it beyond the positions of the model raises a ValueError. With a Router, setting it leaves the
+        transformers of other routes as they are.
+        """
         return self.fair.max_seq_length
 
     @max_seq_length.setter
@@ -148,21 +176,35 @@ class FairSentenceTransformer(SentenceTransformer):
         self.fair.max_seq_length = value
 
     @property
-    def fair_config(self) -> FairConfig:
-        """The settings as given; `config` is the transformer's own."""
+    def fair_config(self) -> Settings:
+        """The settings as given; the property ``config`` is the transformer's own."""
         return self.fair.fair_config
 
     @property
     def counts(self) -> DocumentCounts:
-        """How many documents were calibrated, too short or truncated so far, worker processes included."""
+        """The number of documents calibrated, too short or truncated so far, in worker processes as well."""
         return self.fair.counter.counts
 
-    def summary(self) -> Summary:
+    def summary(self) -> Summary | EvenChunksSummary:
         """Returns which layers, rows and mechanism are in use and what became of the documents; print it."""
-        self.fair.use_poolings(self)
+        self.fair.look_up_followers(self)
         return self.fair.summary()
 
-    # Worker processes count for themselves; their counts travel back with each chunk of embeddings.
+    def _multi_process(self, inputs: Any, *, pool: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        if pool is None:
+            return super()._multi_process(inputs, pool=pool, **kwargs)
+        # Threads that share a pool would take each other's results out of its queue.
+        lock = pool.setdefault("in_use", threading.Lock())
+        if not lock.acquire(blocking=False):
+            raise ValueError(
+                "pool: another thread is encoding with this pool of processes; wait for it, or start a pool per thread"
+            )
+        try:
+            return super()._multi_process(inputs, pool=pool, **kwargs)
+        finally:
+            lock.release()
+
+    # Each worker process counts its own documents; the counts are sent back with each chunk of embeddings.
     @classmethod
     def _multi_process_worker(cls, target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
         super()._multi_process_worker(
@@ -172,44 +214,48 @@ class FairSentenceTransformer(SentenceTransformer):
     def _get_worker_result(self, pool: Any, poll_interval: float = 1.0) -> Any:  # type: ignore[override]
         received = super()._get_worker_result(pool, poll_interval)
         if not isinstance(received, tuple):
-            raise ValueError("pool: it was started by another model; start one with this model's method")
+            raise ValueError(
+                "pool: it was started by another model; start one with this model's start_multi_process_pool()"
+            )
         result, counts = received
         self.fair.counter.add(counts, max_seq_length=self.max_seq_length)
         return result
 
 
 class _CountingQueue:
-    """A results queue that adds to every result the counts that led to it."""
+    """A queue of results that sends with every result the counts of the documents encoded for it."""
 
     def __init__(self, queue: Any, model: FairSentenceTransformer) -> None:
         self._queue = queue
         self._model = model
-        model.fair.counter.mute()  # the process that owns the pool warns for all
+        model.fair.counter.mute()  # the process that owns the pool warns for all workers
 
     def put(self, result: Any) -> None:
         self._queue.put((result, self._model.fair.counter.take()))
 
 
 def calibrate(
-    model: SentenceTransformer, config: FairConfig | None = None, *, pooled_row_only: bool | None = None
+    model: SentenceTransformer, config: Settings | str | None = None, *, pooled_row_only: bool | None = None
 ) -> FairSentenceTransformer:
     """Returns a calibrated model that shares the given model's weights; the given one stays plain and usable.
 
     Args:
-        model: A SentenceTransformer whose first module is a transformer, also behind a Router: the one that documents
-            pass is calibrated. A calibrated model gets the new settings.
-        config: The settings; None for those that it was calibrated with before, or else the defaults.
-        pooled_row_only: Whether documents leave out what is not read of the last layer, for cls and last-token pooling:
-            attention and linear layers of all rows but the pooled one. Vectors are the same up to rounding; there are
-            no token embeddings. It is tried on the model first. None for what it was before, or else False.
+        model: A SentenceTransformer whose first module is a transformer, also inside a Router: the one that documents
+            pass through is calibrated. A calibrated model is given the new settings.
+        config: A `FairConfig`, an `EvenChunks` or the name of a preset; None means the settings that the model was
+            calibrated with before, or else the defaults.
+        pooled_row_only: Whether to leave out the part of the last layer that cls and last-token pooling do not read:
+            its attention and linear layers for all rows but the pooled one. Vectors are the same up to rounding, and
+            there are no token embeddings. Whether the model allows it is tested on a probe first. None means the value
+            that the model was calibrated with before, or else False.
 
     Returns:
         A FairSentenceTransformer with the same prompts, modules, similarity and dimensions. Weights are shared, so that
         casting or moving one model casts or moves both; settings such as ``max_seq_length`` are not.
 
     Raises:
-        TypeError: ``model`` is no SentenceTransformer, ``config`` no FairConfig, or the first module that documents
-            pass no transformer.
+        TypeError: ``model`` is not a SentenceTransformer, ``config`` is not one of the above, or the first module that
+            documents pass through is not a transformer.
         ValueError: The model cannot be calibrated, or not with these settings.
     """
     if type(model) not in (SentenceTransformer, FairSentenceTransformer):
@@ -220,18 +266,18 @@ def calibrate(
                 or "; load names and paths with FairSentenceTransformer(name, config=...)"
             )
         )
-    _check_config(config)
     modules = _share_modules(model)
     transformer = _find_transformer(modules.values())
     own_kwargs = (model.module_kwargs or {}).get(next(iter(modules)), ())
-    config = config or (transformer.fair_config if isinstance(transformer, FairTransformer) else FairConfig())
+    before = transformer.fair_config if isinstance(transformer, DocumentTransformer) else FairConfig()
+    chosen = choose_settings(config, default=before)
     if pooled_row_only is None:
-        pooled_row_only = isinstance(transformer, FairTransformer) and transformer.is_pooled_row_only
-    fair = FairTransformer.from_transformer(transformer, config, own_kwargs=own_kwargs)
-    replace_module(modules, transformer, fair)
+        pooled_row_only = _is_pooled_row_only(transformer)
+    module = _set_config(transformer, chosen, own_kwargs=own_kwargs)
+    replace_module(modules, transformer, module)
     calibrated = _assemble(FairSentenceTransformer, model, modules)
     if pooled_row_only:
-        calibrated.fair.use_pooled_row_only(calibrated)
+        _use_pooled_row_only(calibrated)
     return calibrated
 
 
@@ -244,16 +290,15 @@ def uncalibrate(model: FairSentenceTransformer) -> SentenceTransformer:
     if not isinstance(model, FairSentenceTransformer):
         raise TypeError(f"model: expected a FairSentenceTransformer, got {type(model).__name__}")
     modules = _share_modules(model)
-    fair = cast(FairTransformer, _find_transformer(modules.values()))
-    replace_module(modules, fair, fair.into_transformer())
+    cast("DocumentTransformer[Any]", _find_transformer(modules.values())).release()
     return _assemble(SentenceTransformer, model, modules)
 
 
 def _share_modules(model: SentenceTransformer) -> OrderedDict[str, nn.Module]:
-    """Copies a model's modules with everything but the weights: a second model at the cost of one."""
+    """Copies a model's modules without the weights, which both share: a second model with the memory of one."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     for module in model.modules():
-        # The dicts too: casting or moving one model puts new buffers into them, and the other must see the same ones.
+        # The dicts are shared as well: casting or moving a model puts new tensors into them, which both must see.
         for shared in (module._parameters, module._buffers):
             memo[id(shared)] = shared
     return OrderedDict((name, copy.deepcopy(module, memo)) for name, module in model.named_children())
@@ -276,34 +321,52 @@ def _assemble(cls: type[ModelT], model: SentenceTransformer, modules: OrderedDic
     return new
 
 
-def _check_config(config: FairConfig | None) -> None:
-    if config is not None and not isinstance(config, FairConfig):
-        raise TypeError(f"config: expected a FairConfig, got {type(config).__name__}")
+def _set_config(
+    transformer: Transformer, config: Settings, *, own_kwargs: Iterable[str] = ()
+) -> FairTransformer | EvenChunksTransformer:
+    """Turns a transformer module, in place, into one that encodes documents with these settings."""
+    kind = EvenChunksTransformer if isinstance(config, EvenChunks) else FairTransformer
+    return kind.adopt(transformer, config, own_kwargs=own_kwargs)
+
+
+def _is_pooled_row_only(module: nn.Module) -> bool:
+    return isinstance(module, FairTransformer) and module.is_pooled_row_only
+
+
+def _use_pooled_row_only(model: FairSentenceTransformer) -> None:
+    if not isinstance(model.fair, FairTransformer):
+        raise ValueError("pooled_row_only: even chunks are encoded by the plain model, in full; set it to False")
+    model.fair.use_pooled_row_only(model)
+
+
+@functools.cache
+def _encode_signature() -> inspect.Signature:
+    return inspect.signature(SentenceTransformer.encode)
 
 
 def _find_transformer(modules: Iterable[nn.Module]) -> Transformer:
-    """Returns the transformer that documents pass.
+    """Returns the transformer that documents pass through.
 
     Raises:
-        TypeError: Documents do not start with one, or pass two.
+        TypeError: Their first module is not a transformer, or they pass through two.
     """
     modules = list(modules)
     path = document_path(modules)
     if not path or type(path[0]) not in _TRANSFORMERS:
         where = "the first module that its Router has for documents" if path[:1] != modules[:1] else "its first module"
-        got = f"{type(path[0]).__module__}.{type(path[0]).__name__}" if path else "none"
+        got = f"{type(path[0]).__module__}.{type(path[0]).__name__}" if path else "no module"
         raise TypeError(
             f"model: {where} must be a sentence-transformers Transformer to be calibrated (other modules have no "
             f"attention, or run it in their own way: use the model as it is), got {got}"
         )
     if len(transformers := [module for module in path if isinstance(module, Transformer)]) > 1:
         raise TypeError(
-            f"model: its documents pass {len(transformers)} Transformers one after the other, of which none can be "
-            "calibrated alone; calibrate a model with one"
+            f"model: its documents pass through {len(transformers)} Transformers one after the other, which cannot be "
+            "calibrated; calibrate a model with one"
         )
     return cast(Transformer, path[0])
 
 
 def _reason(*names: str) -> str:
-    """Returns why a kind of model cannot be calibrated, by the names of its class and the bases, if it is known."""
+    """Returns why a kind of model cannot be calibrated, by the names of its class and base classes, or ""."""
     return next((f": {_UNPOOLED[name]}" for name in names if name in _UNPOOLED), "")

@@ -1,4 +1,4 @@
-"""What a model's Pooling modules do, in the terms of `FairConfig`."""
+"""Reads a model's Pooling modules in the terms of the settings: "cls", "last" or "mean"."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 
-from fair_calibration.config import FairConfig
-
 _MODES = {"cls": "cls", "lasttoken": "last", "mean": "mean", "mean_sqrt_len_tokens": "mean"}
 
 
-def single_mode(poolings: Sequence[Pooling]) -> str:
-    """Returns the mode of a model's only Pooling module, in the config's terms.
+def poolings_of(modules: Sequence[nn.Module]) -> list[Pooling]:
+    """Returns the Pooling modules among ``modules``."""
+    return [module for module in modules if isinstance(module, Pooling)]
+
+
+def single_mode(followers: Sequence[nn.Module]) -> str:
+    """Returns how a model pools: "cls", "last" or "mean".
+
+    Args:
+        followers: The modules that documents pass through after the transformer.
 
     Raises:
-        ValueError: There are more modules or modes, or one that the config has no term for.
+        ValueError: There is not exactly one Pooling module, or its mode has no name in the settings.
     """
-    modes = [pooling.pooling_mode for pooling in poolings]
+    modes = [pooling.pooling_mode for pooling in poolings_of(followers)]
     if len(modes) == 1 and isinstance(modes[0], str) and modes[0] in _MODES:
         return _MODES[modes[0]]
     found = f"its pooling is {modes[0]!r}" if len(modes) == 1 else f"it has {len(modes)} Pooling modules"
@@ -30,37 +36,36 @@ def single_mode(poolings: Sequence[Pooling]) -> str:
     )
 
 
-def check_pooled_directly(followers: Sequence[nn.Module], config: FairConfig, *, setting: str) -> Pooling:
-    """Returns the Pooling module right behind the transformer, if it is the only one and pools as the config says.
+def check_pooled_directly(followers: Sequence[nn.Module], *poolings: str, setting: str) -> Pooling:
+    """Returns the Pooling module, which must follow the transformer directly, be the only one, and pool as expected.
 
     Args:
-        followers: The modules that documents pass behind the transformer.
-        config: A resolved config.
-        setting: What needs it, for the error.
+        followers: The modules that documents pass through after the transformer.
+        *poolings: The poolings that are possible: "cls", "last" or "mean".
+        setting: The setting that needs this, for the error message.
 
     Raises:
-        ValueError: There is another module in between, another Pooling module, or it pools otherwise.
+        ValueError: Another module stands in between, there is another Pooling module, or the pooling differs.
     """
-    poolings: list[Pooling] = [module for module in followers if isinstance(module, Pooling)]
-    if len(poolings) != 1 or followers[0] is not poolings[0]:
+    found = poolings_of(followers)
+    if len(found) != 1 or followers[0] is not found[0]:
         raise ValueError(
             f"{setting}: expected one Pooling module, right behind the transformer, got "
             f"{[type(module).__name__ for module in followers]}; leave {setting} out"
         )
-    (pooling,) = poolings
-    mode = pooling.pooling_mode
-    expected = {"cls": "cls", "last": "lasttoken", "mean": "mean"}[config.pooling]
-    if mode != expected:
+    mode = found[0].pooling_mode
+    expected = [{"cls": "cls", "last": "lasttoken", "mean": "mean"}[pooling] for pooling in poolings]
+    if mode not in expected:
         raise ValueError(
-            f"{setting}: expected a model that pools by {expected!r} (pooling={config.pooling!r}), got {mode!r}; leave "
+            f"{setting}: expected a model that pools by {' or '.join(map(repr, expected))}, got {mode!r}; leave "
             f"{setting} out"
         )
-    return pooling
+    return found[0]
 
 
-def excluded_prompt(poolings: Sequence[Pooling], features: dict[str, Any]) -> int:
-    """Returns the number of leading tokens that pooling leaves out."""
-    if all(pooling.include_prompt for pooling in poolings) or "prompt_length" not in features:
+def excluded_prompt(followers: Sequence[nn.Module], features: dict[str, Any]) -> int:
+    """Returns the number of leading tokens, those of the prompt, that pooling leaves out."""
+    if all(pooling.include_prompt for pooling in poolings_of(followers)) or "prompt_length" not in features:
         return 0
     length = features["prompt_length"]
     return int(length.reshape(-1)[0]) if torch.is_tensor(length) else int(length or 0)

@@ -1,4 +1,4 @@
-"""What a calibrated model says about itself: its settings in use and what became of the documents."""
+"""What a calibrated model reports: the settings in use, and what became of the documents."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fair_calibration.config import FairConfig
+from fair_calibration.limits import has_limit
 
 logger = logging.getLogger("fair_calibration")
 
 
 class DocumentCounts(NamedTuple):
-    """How many documents were encoded so far, by what became of them.
+    """The number of documents encoded so far, by what became of them.
 
     Attributes:
-        calibrated: Encoded with calibrated attention, or in chunks with ``FairConfig.chunk_size``.
-        too_short: Left as they are: fewer content tokens than ``FairConfig.min_content_tokens``.
-        plain: Encoded at strength 0.
-        truncated: Of all of these, cut off at max_seq_length. What is cut off cannot be found.
+        calibrated: Documents encoded with calibrated attention, or in chunks with `EvenChunks`.
+        too_short: Documents left as in the plain model, since they have fewer content tokens than
+            ``FairConfig.min_content_tokens``, or fit into one chunk.
+        plain: Documents encoded at strength 0.
+        truncated: Documents, among all of these, that were cut off at ``max_seq_length``. What is cut off cannot be
+            found by any query.
     """
 
     calibrated: int = 0
@@ -30,16 +33,16 @@ class DocumentCounts(NamedTuple):
 
     @property
     def documents(self) -> int:
-        """All documents encoded."""
+        """The number of all documents encoded."""
         return self.calibrated + self.too_short + self.plain
 
     def plus(self, other: DocumentCounts) -> DocumentCounts:
-        """Returns the sum, count by count."""
+        """Returns the sums of the counts of both."""
         return DocumentCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class DocumentCounter:
-    """Adds up `DocumentCounts` from any number of threads, and warns at the first truncated document."""
+    """Adds up `DocumentCounts` from any number of threads, and warns when the first document is truncated."""
 
     def __init__(self) -> None:
         self._counts = DocumentCounts()
@@ -52,7 +55,7 @@ class DocumentCounter:
         return self._counts
 
     def add(self, counts: DocumentCounts, *, max_seq_length: int | None) -> None:
-        """Adds ``counts``; says once that documents are truncated at ``max_seq_length`` tokens."""
+        """Adds ``counts``, and warns once if documents are truncated at ``max_seq_length`` tokens."""
         with self._lock:
             self._counts = self._counts.plus(counts)
             warn = counts.truncated > 0 and not self._warned
@@ -60,7 +63,8 @@ class DocumentCounter:
         if warn:
             logger.warning(
                 "Documents are truncated at max_seq_length=%s tokens, and what is cut off cannot be found. Raise "
-                "model.max_seq_length if the model allows it; model.counts tells how many. Said once.",
+                "max_seq_length if the model allows it; model.counts.truncated is their number. This warning is shown "
+                "once.",
                 max_seq_length,
             )
 
@@ -71,10 +75,10 @@ class DocumentCounter:
         return counts
 
     def mute(self) -> None:
-        """Counts without warning from now on."""
+        """Turns the warning off; documents are still counted."""
         self._warned = True
 
-    # Locks are neither copied nor pickled; a copy starts from 0.
+    # Locks can be neither copied nor pickled. A copy starts from 0.
     def __getstate__(self) -> dict[str, Any]:
         return {"_counts": DocumentCounts()}
 
@@ -83,11 +87,11 @@ class DocumentCounter:
 
 
 def count_truncated(features: Mapping[str, Any], max_seq_length: int | None) -> int:
-    """Returns how many of the documents that a tokenizer made ``features`` of were cut off."""
+    """Returns how many documents were cut off when they were tokenized into ``features``."""
     encodings = getattr(features, "encodings", None)
     if encodings is not None:
         return sum(bool(encoding.overflowing) for encoding in encodings)
-    # Slow tokenizers keep no record of what they cut off: documents that fill the limit count as truncated.
+    # Slow tokenizers do not record what they cut off: documents that fill the limit count as truncated.
     if "attention_mask" not in features or max_seq_length is None:
         return 0
     return int((features["attention_mask"].sum(-1) >= max_seq_length).sum())
@@ -95,17 +99,17 @@ def count_truncated(features: Mapping[str, Any], max_seq_length: int | None) -> 
 
 @dataclass(frozen=True)
 class Summary:
-    """The calibration in use in one model; `str` of it is made to be printed.
+    """The calibration in use in one model; ``print(model.summary())`` shows it as text.
 
     Attributes:
         model: The class of the transformer.
         config: The settings, with nothing left on "auto".
-        n_layers: The attention layers of the model.
-        layers: The calibrated ones, 0 the first.
-        modules: The class names of the calibrated layers' attention modules.
-        mechanism: How the attention is reached.
+        n_layers: The number of attention layers of the model.
+        layers: The indices of the calibrated layers; 0 is the first.
+        modules: The class names of the attention modules in the calibrated layers.
+        mechanism: How the model's attention is reached.
         counts: What became of the documents so far.
-        max_seq_length: Where documents are truncated, in tokens.
+        max_seq_length: The number of tokens at which documents are truncated.
         pooled_row_only: Whether the last layer is computed for the pooled rows alone.
     """
 
@@ -120,11 +124,6 @@ class Summary:
     pooled_row_only: bool = False
 
     def __str__(self) -> str:
-        return "\n".join(
-            [*(self._attention() if self.config.chunk_size is None else self._chunks()), self._documents()]
-        )
-
-    def _attention(self) -> list[str]:
         config = self.config
         rows = {
             "cls": "the first token's row (cls pooling)",
@@ -134,36 +133,39 @@ class Summary:
         isolated = {"none": "no token", "bos": "the first token", "bos_eos": "the first and the last token"}[
             config.isolate
         ]
-        share = {"preserve": "its own mass", "equal": "a basket's share"}.get(
-            str(config.isolated_share), str(config.isolated_share)
+        share = {"preserve": "its own share", "equal": "a basket's share"}.get(
+            str(config.isolated_share), f"the share {config.isolated_share}"
         )
-        return [
-            f"{self.model}: strength {config.strength}, baskets of {config.basket_size} tokens",
-            f"  layers     {_spans(self.layers)} of {self.n_layers} ({', '.join(sorted(set(self.modules)))})",
-            f"  rows       {rows}" + ("; the last layer is computed for no other" if self.pooled_row_only else ""),
-            f"  isolated   {isolated}"
-            + ("" if config.isolate == "none" else f", keeping {share}")
-            + ("; baskets weigh by size" if config.last_basket == "proportional" else ""),
-            f"  mechanism  {self.mechanism}",
-        ]
-
-    def _chunks(self) -> list[str]:
-        config = self.config
-        parts = f"parts of {config.unit_size} tokens" if config.pooling == "mean" else "the chunks' pooled vectors"
-        return [
-            f"{self.model}: strength {config.strength}, even chunks of at most {config.chunk_size} tokens",
-            f"  joined     {parts}, equally similar with ridge {config.ridge}",
-            "  mechanism  chunks encoded one by one by the plain model; no attention is calibrated",
-        ]
-
-    def _documents(self) -> str:
-        counts, limit = self.counts, f"at {self.max_seq_length} tokens"
-        what = "calibrated" if self.config.chunk_size is None else "in chunks"
-        return (
-            f"  documents  {counts.documents}: {counts.calibrated} {what}, {counts.too_short} too short "
-            f"(under {self.config.min_content_tokens} content tokens), {counts.plain} plain; "
-            f"{counts.truncated} truncated {limit}"
+        return "\n".join(
+            [
+                f"{self.model}: strength {config.strength}, baskets of {config.basket_size} tokens",
+                f"  layers     {_spans(self.layers)} of {self.n_layers} ({', '.join(sorted(set(self.modules)))})",
+                f"  rows       {rows}" + ("; the last layer is computed for no other" if self.pooled_row_only else ""),
+                f"  isolated   {isolated}"
+                + ("" if config.isolate == "none" else f", keeping {share}")
+                + ("; baskets weigh by size" if config.last_basket == "proportional" else ""),
+                f"  mechanism  {self.mechanism}",
+                describe_documents(
+                    self.counts, self.max_seq_length, done="calibrated", least=config.min_content_tokens
+                ),
+            ]
         )
+
+
+def describe_documents(counts: DocumentCounts, max_seq_length: int | None, *, done: str, least: int) -> str:
+    """Returns the line of a summary about the documents.
+
+    Args:
+        counts: What became of the documents.
+        max_seq_length: The number of tokens at which they are truncated.
+        done: The word for documents that were encoded as the settings ask.
+        least: The least number of content tokens for that.
+    """
+    limit = f"at {max_seq_length} tokens" if has_limit(max_seq_length) else "(no limit)"
+    return (
+        f"  documents  {counts.documents}: {counts.calibrated} {done}, {counts.too_short} too short "
+        f"(under {least} content tokens), {counts.plain} plain; {counts.truncated} truncated {limit}"
+    )
 
 
 def _spans(indices: tuple[int, ...]) -> str:

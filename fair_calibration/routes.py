@@ -1,4 +1,4 @@
-"""Which modules a text passes in a model with a `Router`, which sends queries and documents different ways."""
+"""Which modules a text passes through in a model with a `Router`, which sends queries and documents different ways."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import nn
 
 
 def document_path(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Returns the modules that a document passes, in order; those of a `Router` are its route for documents.
+    """Returns the modules that a document passes through, in order, with a `Router` replaced by its document route.
 
-    That is where texts with ``task="document"`` go, or else those without a task.
+    The document route is the one for texts with ``task="document"``, or else the one for texts without a task.
 
     Args:
-        modules: The model's.
+        modules: The model's modules.
 
     Raises:
         TypeError: A Router has no route for documents.
@@ -37,33 +37,29 @@ def document_path(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def has_one_route(modules: Iterable[nn.Module]) -> bool:
-    """Returns whether texts pass the same modules whatever their task: without a Router they do."""
+    """Returns whether texts pass through the same modules whatever their task, as they do without a Router."""
     modules = list(modules)
-    routes = _routes(modules, None)
-    return None not in routes and routes == _routes(modules, "query") == _routes(modules, "document")
+    routes = routes_of(modules, None)
+    return None not in routes and routes == routes_of(modules, "query") == routes_of(modules, "document")
 
 
-def is_query_route(modules: Iterable[nn.Module], task: str | None, modality: Any) -> bool:
-    """Returns whether inputs of a task and modality go where queries go, and documents do not."""
-    modules = list(modules)
-    routes = _routes(modules, task, modality)
-    return None not in routes and routes == _routes(modules, "query", modality) != _routes(
-        modules, "document", modality
-    )
+def routes_of(modules: Iterable[nn.Module], task: str | None, modality: Any = "text") -> list[str | None]:
+    """Returns the names of the routes that inputs of a task and modality take, one per Router; None means no route."""
+    return [_route(module, task, modality) for module in modules if isinstance(module, Router)]
 
 
 def own_tasks(modules: Iterable[nn.Module]) -> frozenset[str]:
-    """Returns the tasks that a model's Routers know by name."""
+    """Returns the tasks that the Routers of a model know by name."""
     routers = [module for module in modules if isinstance(module, Router)]
     mapped = {task for router in routers for task, _ in router.route_mappings if task is not None}
     return frozenset(mapped.union(*(router.sub_modules for router in routers)))
 
 
 def check_route(modules: Iterable[nn.Module], calibrated: nn.Module, task: str | None, modality: Any) -> None:
-    """Checks that inputs pass the calibrated module.
+    """Checks that inputs pass through the module that encodes documents.
 
     Raises:
-        ValueError: They take another route, such as that of another task or of images.
+        ValueError: They take another route, such as one for another task or for images.
     """
     router = next(iter(modules))
     route = _route(router, task, modality) if isinstance(router, Router) else None
@@ -76,7 +72,7 @@ def check_route(modules: Iterable[nn.Module], calibrated: nn.Module, task: str |
 
 
 def replace_module(modules: MutableMapping[str, nn.Module], old: nn.Module, new: nn.Module) -> None:
-    """Puts ``new`` in the place of ``old``, in every route that it is part of."""
+    """Puts ``new`` in the place of ``old``, in every route that contains it."""
     for name, module in modules.items():
         if module is old:
             modules[name] = new
@@ -85,12 +81,8 @@ def replace_module(modules: MutableMapping[str, nn.Module], old: nn.Module, new:
                 replace_module(cast(nn.Sequential, route)._modules, old, new)
 
 
-def _routes(modules: Iterable[nn.Module], task: str | None, modality: Any = "text") -> list[str | None]:
-    return [_route(module, task, modality) for module in modules if isinstance(module, Router)]
-
-
 def _route(router: Router, task: str | None, modality: Any = "text") -> str | None:
-    """Returns the name of the route that inputs take, None if there is none."""
+    """Returns the name of the route that inputs take, or None if there is no route for them."""
     try:
         return router._resolve_route(task=task, modality=modality)
     except ValueError:  # an unknown task, or no default route

@@ -1,4 +1,4 @@
-"""Documents in even chunks: each chunk encoded by itself, and their parts joined into one vector.
+"""Encodes one batch of documents in even chunks: each chunk by itself, and their parts joined into one vector.
 
 Every chunk is an input of its own, ``prefix chunk suffix``, where prefix and suffix are what the model puts around a
 text: special tokens, prompt, chat template. So no chunk stands later than another, and a document may be longer than
@@ -16,23 +16,32 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fair_calibration.config import FairConfig
 from fair_calibration.even_chunks.chunks import Frame, Row, content_ranges, even_chunks, group_rows
+from fair_calibration.even_chunks.config import EvenChunks
 from fair_calibration.even_chunks.even_similarity import even_direction
+from fair_calibration.limits import has_limit
 from fair_calibration.report import DocumentCounts
 
-_OF_TOKENS = {"input_ids", "token_type_ids"}
-_NO_TOKENS = {"attention_mask", "prompt_length"}
+_TOKEN_FEATURES = {"input_ids", "token_type_ids"}
+_OTHER_FEATURES = {"attention_mask", "prompt_length"}
+_DEFAULT_INPUT = 512  # tokens of a chunk's input at most, for models without a limit
 
 
-def longest_input(frame: Frame, config: FairConfig, max_seq_length: int | None) -> int:
-    """Returns the most tokens of one input, by default 512 between prefix and suffix.
+def longest_input(frame: Frame, config: EvenChunks, max_seq_length: int | None) -> int:
+    """Returns the most tokens of one input of the model, which must have room for a chunk, prompt and special tokens.
+
+    Args:
+        frame: The number of tokens before and after the text in every input.
+        config: The settings.
+        max_seq_length: The model's limit; without one it is 512 tokens and the frame, or more for larger chunks.
 
     Raises:
-        ValueError: The chunks do not fit into the model's inputs.
+        ValueError: A chunk does not fit into one input.
     """
-    size = config.chunk_size or 0
-    limit = max(size, 512) + sum(frame) if max_seq_length is None else max_seq_length
+    size = config.chunk_size
+    limit = max_seq_length if max_seq_length is not None and has_limit(max_seq_length) else None
+    if limit is None:
+        return max(size, _DEFAULT_INPUT) + sum(frame)
     if limit < size + sum(frame):
         raise ValueError(
             f"chunk_size: chunks of {size} tokens, and the {sum(frame)} that prompt and special tokens take, do not "
@@ -42,13 +51,13 @@ def longest_input(frame: Frame, config: FairConfig, max_seq_length: int | None) 
 
 
 class ChunkEncoder:
-    """One batch of documents, of which the long ones are encoded in even chunks."""
+    """Encodes one batch of documents, those with more tokens than a chunk in even chunks."""
 
     def __init__(
         self,
         features: dict[str, Any],
         frame: Frame,
-        config: FairConfig,
+        config: EvenChunks,
         *,
         run: Callable[[dict[str, Any]], Tensor],
         pooling: Pooling,
@@ -58,23 +67,26 @@ class ChunkEncoder:
         """Checks that the chunks fit the model.
 
         Args:
-            features: Of whole documents: ``input_ids``, ``attention_mask`` and ``token_type_ids``, (B, K).
-            frame: What stands around every text.
-            config: Resolved; with a ``chunk_size``.
-            run: Takes features of inputs and returns token embeddings, (R, K, D).
-            pooling: What makes one vector of token embeddings.
-            max_seq_length: The longest input in tokens, None for no limit.
-            tokenizer: The model's.
+            features: The features of whole documents, not truncated: ``input_ids``, ``attention_mask`` and
+                ``token_type_ids``, each (B, K).
+            frame: The number of tokens before and after the text in every input.
+            config: The settings.
+            run: Runs the model over the features of R inputs, and returns token embeddings, (R, K, D).
+            pooling: The module that makes one vector of token embeddings.
+            max_seq_length: The most tokens of one input; None for no limit.
+            tokenizer: The model's tokenizer.
 
         Raises:
-            ValueError: The chunks do not fit into the model's inputs, or it takes features that are not known here.
+            ValueError: The chunks do not fit into the model's inputs, or it takes features that cannot be cut.
         """
         self._limit = longest_input(frame, config, max_seq_length)
         self._mask = features["attention_mask"]
-        tensors = {name: value for name, value in features.items() if torch.is_tensor(value) and name not in _NO_TOKENS}
-        if unknown := sorted(tensors.keys() - _OF_TOKENS):
+        tensors = {
+            name: value for name, value in features.items() if torch.is_tensor(value) and name not in _OTHER_FEATURES
+        }
+        if unknown := sorted(tensors.keys() - _TOKEN_FEATURES):
             raise ValueError(
-                f"features: {unknown} cannot be cut into chunks, only {sorted(_OF_TOKENS)} can; use chunk_size=None"
+                f"features: {unknown} cannot be cut into chunks, only {sorted(_TOKEN_FEATURES)} can; use a FairConfig"
             )
         self._tensors = tensors
         self._prompt = {name: features[name] for name in ("prompt_length",) if name in features}
@@ -83,17 +95,17 @@ class ChunkEncoder:
         self._cuts_start = getattr(tokenizer, "truncation_side", "right") == "left"
         self._content = content_ranges(self._mask, frame)
         self._n_content = [stop - start for start, stop in self._content]
-        self._is_long = [n >= config.min_content_tokens for n in self._n_content]
+        self._is_long = [n > config.chunk_size for n in self._n_content]
 
     def counts(self, strength: float) -> DocumentCounts:
-        """Returns what becomes of the documents at a strength."""
+        """Returns how many documents are cut into chunks, fit into one chunk, or are encoded plainly, at a strength."""
         if strength > 0:
             return DocumentCounts(calibrated=sum(self._is_long), too_short=len(self._is_long) - sum(self._is_long))
         truncated = sum(n + sum(self._frame) > self._limit for n in self._n_content)
         return DocumentCounts(plain=len(self._n_content), truncated=truncated)
 
     def encode(self, strength: float) -> Tensor:
-        """Returns the documents' vectors, (B, D): ``(1 - strength) * plain + strength * chunked`` of the long ones."""
+        """Returns the documents' vectors, (B, D): of long ones ``(1 - strength) * plain + strength * joined``."""
         chunked = [i for i, cut in enumerate(self._is_long) if cut and strength > 0]
         plain = [i for i, cut in enumerate(self._is_long) if not cut or strength < 1]
         parts = []
@@ -110,7 +122,7 @@ class ChunkEncoder:
         return vectors
 
     def _kept(self, n_tokens: int) -> tuple[int, int]:
-        """Returns the range of a document's content that the plain model reads."""
+        """Returns the range of a document's content that the plain model reads, which truncates it."""
         room = max(0, self._limit - sum(self._frame))
         if n_tokens > room and self._cuts_start:
             raise ValueError(
@@ -121,18 +133,18 @@ class ChunkEncoder:
 
     def _join(self, documents: list[int]) -> Tensor:
         config = self._config
-        chunks = [even_chunks(self._n_content[i], config.chunk_size or 0) for i in documents]
+        chunks = [even_chunks(self._n_content[i], config.chunk_size) for i in documents]
         rows = tuple(Row(i, *span) for i, spans in zip(documents, chunks, strict=True) for span in spans)
-        if config.pooling == "mean":
+        if self._pooling.pooling_mode == "mean":
             counts = [max(1, -(-self._n_content[i] // config.unit_size)) for i in documents]
             units, means, dtype = self._token_units(rows, documents, counts)
-        else:  # the pooled tokens speak for their chunks
+        else:  # each chunk is represented by its pooled token
             counts = [len(spans) for spans in chunks]
             pooled = self._pooled(rows)
             units, dtype = pooled.float(), pooled.dtype
             means = torch.stack([part.mean(0) for part in torch.split(units, counts)])
         directions = even_direction(units, counts, ridge=config.ridge)
-        # As long as their mean, for similarities in which length counts.
+        # The vector gets the length of the parts' mean, for similarities that depend on it.
         lengths = torch.linalg.vector_norm(means, dim=-1, keepdim=True)
         joined: Tensor = (directions * lengths).to(dtype)
         return joined
@@ -140,7 +152,11 @@ class ChunkEncoder:
     def _token_units(
         self, rows: tuple[Row, ...], documents: list[int], counts: list[int]
     ) -> tuple[Tensor, Tensor, torch.dtype]:
-        """Returns the sums of the documents' units (T, D) and their means (B, D), both float32, and the dtype of it."""
+        """Sums the token embeddings of the documents' units.
+
+        Returns:
+            The sums of the T units, float32 (T, D), the mean of each document, float32 (B, D), and the model's dtype.
+        """
         first_unit = dict(zip(documents, accumulate(counts, initial=0), strict=False))
         n_units = dict(zip(documents, counts, strict=True))
         total = sum(counts)
@@ -156,7 +172,7 @@ class ChunkEncoder:
             sums = sums.index_add(0, unit.flatten().to(states.device), states)
             dtype = embeddings.dtype
         if sums is None:
-            raise ValueError("documents: expected at least one to be cut")
+            raise ValueError("documents: expected at least one that is cut into chunks")
         sums = sums[:total]
         lengths = torch.tensor([self._n_content[i] for i in documents], device=sums.device)
         means = torch.stack([part.sum(0) for part in torch.split(sums, counts)]) / lengths[:, None]
@@ -172,7 +188,7 @@ class ChunkEncoder:
         return torch.cat(parts)[inverse]
 
     def _passes(self, rows: tuple[Row, ...]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Runs the model over the rows; yields their indices, token embeddings and masks, pass by pass."""
+        """Runs the model over the inputs; yields indices, token embeddings and masks, one forward pass at a time."""
         device = self._mask.device
         lengths = [row.stop - row.first + sum(self._frame) for row in rows]
         # No pass is larger than the batch would be in the plain model.
@@ -187,7 +203,7 @@ class ChunkEncoder:
             yield indices, self._run({**features, "attention_mask": mask}), mask
 
     def _positions(self, row: Row) -> Tensor:
-        """Returns where the tokens of an input stand in the row of its document."""
+        """Returns the positions of an input's tokens in the row of its document."""
         start, stop = self._content[row.document]
         prefix, suffix = self._frame
         return torch.cat(

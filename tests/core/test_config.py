@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fair_calibration import PRESETS, FairConfig
-from fair_calibration.config import validate_strength
+from fair_calibration import FairConfig
+from fair_calibration.validation import validate_strength
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -19,9 +19,6 @@ def test_defaults_are_the_published_ones() -> None:
     assert (config.pooling, config.isolate, config.isolated_share) == ("auto", "auto", "preserve")
     assert (config.last_basket, config.min_content, config.min_content_tokens) == ("equal", None, 128)
     assert FairConfig(min_content=5).min_content_tokens == 5
-    assert config.chunk_size is None
-    assert FairConfig(chunk_size=100).min_content_tokens == 101
-    assert FairConfig(chunk_size=100, min_content=30).min_content_tokens == 30
 
 
 @pytest.mark.parametrize(
@@ -67,19 +64,6 @@ def test_defaults_are_the_published_ones() -> None:
             ValueError,
             r"isolated_share: two isolated tokens \(isolate='bos_eos'\) need a share below 0.5 each, got 0.5",
         ),
-        ({"chunk_size": 0}, ValueError, "chunk_size: expected an integer of at least 1, got 0"),
-        ({"chunk_size": 64.0}, TypeError, r"chunk_size: .* got 64.0 \(float\)"),
-        (
-            {"chunk_size": 64, "min_content": 66},
-            ValueError,
-            "min_content: with chunk_size=64 expected at most 65, .* got 66",
-        ),
-        ({"unit_size": 0}, ValueError, "unit_size: expected an integer of at least 1, got 0"),
-        ({"unit_size": None}, TypeError, r"unit_size: .* got None \(NoneType\)"),
-        ({"ridge": 0}, ValueError, "ridge: expected a finite number above 0, got 0"),
-        ({"ridge": float("nan")}, ValueError, "ridge: expected a finite number above 0, got nan"),
-        ({"ridge": float("inf")}, ValueError, "ridge: expected a finite number above 0, got inf"),
-        ({"ridge": "0.3"}, TypeError, r"ridge: expected a number above 0, got '0.3' \(str\)"),
     ],
 )
 def test_errors(settings: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -116,9 +100,6 @@ def test_frozen() -> None:
         ({"isolated_share": 0}, {"isolated_share": 0.0}),
         ({"isolated_share": -0.0}, {"isolated_share": 0.0}),
         ({"isolated_share": np.float32(0.25)}, {"isolated_share": 0.25}),
-        ({"chunk_size": np.int64(64)}, {"chunk_size": 64}),
-        ({"unit_size": np.int64(16)}, {"unit_size": 16}),
-        ({"ridge": 1}, {"ridge": np.float64(1)}),
     ],
 )
 def test_equal_settings_are_one_value(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -173,9 +154,6 @@ def configs() -> st.SearchStrategy[FairConfig]:
         isolated_share=st.sampled_from(["preserve", "equal"]) | st.floats(0, 0.5, exclude_max=True),
         last_basket=st.sampled_from(["equal", "proportional"]),
         min_content=st.none() | st.integers(1, 10**6),
-        chunk_size=st.none() | st.integers(10**6, 10**7),
-        unit_size=st.integers(1, 10**6),
-        ridge=st.floats(1e-9, 1e9),
     )
 
 
@@ -270,14 +248,6 @@ def test_resolve_errors() -> None:
     assert FairConfig(isolated_share=0.7).resolve("cls").isolated_share == 0.7
     with pytest.raises(ValueError, match=r"isolated_share: two isolated tokens .* got 0.7"):
         FairConfig(isolated_share=0.7).resolve("last")
-
-
-def test_presets() -> None:
-    assert set(PRESETS) == {"published", "full", "self_preserved", "even_chunks"}
-    assert PRESETS["even_chunks"] == FairConfig(strength=1.0, chunk_size=128, unit_size=32, ridge=0.3)
-    assert PRESETS["published"] == FairConfig()
-    assert (PRESETS["full"].strength, PRESETS["full"].isolated_share) == (1.0, "equal")
-    assert (PRESETS["self_preserved"].strength, PRESETS["self_preserved"].isolated_share) == (1.0, "preserve")
 
 
 def test_validate_strength() -> None:

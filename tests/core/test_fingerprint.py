@@ -141,3 +141,66 @@ class TestChangeableSettings:
 def test_digests_are_short_and_stay_as_they_are() -> None:
     assert digest_text("a") == digest_text("a") != digest_text("b")
     assert len(digest_text("a")) == 8
+
+
+class TestOtherWeights:
+    """Whatever a state_dict holds is taken apart: models that can encode can be identified as well."""
+
+    def test_quantized_weights(self, tiny_path: Path) -> None:
+        def quantized() -> SentenceTransformer:
+            plain = SentenceTransformer(str(tiny_path), device="cpu")
+            model: SentenceTransformer = torch.ao.quantization.quantize_dynamic(plain, {torch.nn.Linear})
+            return model
+
+        one, same, other = quantized(), quantized(), quantized()
+        weight, bias = other[0].model.encoder.layer[0].output.dense._packed_params._weight_bias()
+        with torch.no_grad():
+            bias[0] += 1
+        other[0].model.encoder.layer[0].output.dense.set_weight_bias(weight, bias)
+        assert fingerprint_model(one) == fingerprint_model(same)
+        assert fingerprint_model(one) != fingerprint_model(other)
+        assert fingerprint_model(one) != fingerprint_model(SentenceTransformer(str(tiny_path), device="cpu"))
+        assert changeable_settings(one) == changeable_settings(same)
+        assert changeable_settings(one) != changeable_settings(other)
+
+    def test_weights_on_disk(self, tiny_path: Path, tmp_path: Path) -> None:
+        device_map = {"embeddings": "cpu", "encoder": "disk", "pooler": "cpu"}
+        kwargs = {"device_map": device_map, "offload_folder": str(tmp_path)}
+        offloaded = SentenceTransformer(str(tiny_path), device="cpu", model_kwargs=kwargs)
+        plain = SentenceTransformer(str(tiny_path), device="cpu")
+        assert offloaded[0].model.encoder.layer[0].output.dense.weight.device.type == "meta"
+        assert fingerprint_weights(offloaded) == fingerprint_weights(plain)  # the same weights, wherever they are
+        assert changeable_settings(offloaded) == changeable_settings(offloaded)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.eye(3).to_sparse(),
+            lambda: torch.eye(3).to_sparse_csr(),
+            lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8),
+            lambda: torch.quantize_per_channel(torch.eye(3), torch.ones(3), torch.zeros(3), 0, torch.qint8),
+            lambda: (torch.eye(3), None, 2.5, "text"),
+            lambda: {"a": [torch.eye(3)]},
+        ],
+    )
+    def test_extra_state(self, make: Callable[[], Any], tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = SentenceTransformer(str(tiny_path), device="cpu")
+        seen = []
+        for state in (make(), make(), torch.zeros(3)):
+            monkeypatch.setattr(Transformer, "get_extra_state", lambda _, state=state: state, raising=False)
+            seen.append((fingerprint_model(model), changeable_settings(model)))
+        assert seen[0] == seen[1]
+        assert seen[0][0] != seen[2][0]
+        assert seen[0][1] != seen[2][1]
+
+    def test_what_cannot_be_identified(self, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = SentenceTransformer(str(tiny_path), device="cpu")
+        with monkeypatch.context() as patch:
+            patch.setattr(Transformer, "get_extra_state", lambda _: object(), raising=False)
+            with pytest.raises(
+                ValueError, match=r"model: '.*_extra_state' in its state_dict is a object, which cannot"
+            ):
+                fingerprint_model(model)
+        model[0].model.to("meta")
+        with pytest.raises(ValueError, match=r"model: the weights '.*' are on the meta device and cannot be read"):
+            fingerprint_model(model)

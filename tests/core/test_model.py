@@ -146,9 +146,13 @@ def test_wrong_arguments(tiny_model: TinyModel, tiny_folder: Any) -> None:
         calibrate("BAAI/bge-m3", CONFIG)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model: expected a SentenceTransformer, got Pooling"):
         calibrate(plain[1], CONFIG)
-    with pytest.raises(TypeError, match="config: expected a FairConfig, got float"):
+    with pytest.raises(
+        TypeError, match="config: expected a FairConfig, an EvenChunks or the name of a preset, got float"
+    ):
         calibrate(plain, 0.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="config: expected a FairConfig, got dict"):
+    with pytest.raises(
+        TypeError, match="config: expected a FairConfig, an EvenChunks or the name of a preset, got dict"
+    ):
         FairSentenceTransformer(str(tiny_folder()), config={"strength": 0.5})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model: expected a FairSentenceTransformer, got SentenceTransformer"):
         uncalibrate(plain)  # type: ignore[arg-type]
@@ -176,7 +180,7 @@ def test_other_first_modules_are_refused(tiny_model: TinyModel) -> None:
 def test_two_transformers_in_a_row_are_refused(tiny_model: TinyModel) -> None:
     (one, pooling), (other, _) = tiny_model(), tiny_model()
     model = SentenceTransformer(modules=[one, other, pooling], device="cpu")
-    with pytest.raises(TypeError, match="model: its documents pass 2 Transformers one after the other"):
+    with pytest.raises(TypeError, match="model: its documents pass through 2 Transformers one after the other"):
         calibrate(model, CONFIG)
 
 
@@ -508,7 +512,7 @@ def test_counts_and_summary(tiny_model: TinyModel) -> None:
         "BertModel: strength 0.8, baskets of 8 tokens",
         "  layers     2-3 of 4 (BertSelfAttention)",
         "  rows       the first token's row (cls pooling)",
-        "  isolated   the first token, keeping its own mass",
+        "  isolated   the first token, keeping its own share",
         "  mechanism  transformers AttentionInterface, on top of sdpa",
         "  documents  12: 5 calibrated, 1 too short (under 8 content tokens), 6 plain; 0 truncated at 128 tokens",
     ]

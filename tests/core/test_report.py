@@ -38,7 +38,7 @@ def test_counter_warns_once(caplog: pytest.LogCaptureFixture) -> None:
         counter.add(DocumentCounts(calibrated=1, truncated=1), max_seq_length=512)
     assert [record.getMessage() for record in caplog.records] == [
         "Documents are truncated at max_seq_length=256 tokens, and what is cut off cannot be found. Raise "
-        "model.max_seq_length if the model allows it; model.counts tells how many. Said once."
+        "max_seq_length if the model allows it; model.counts.truncated is their number. This warning is shown once."
     ]
 
 
@@ -94,7 +94,7 @@ def test_summary() -> None:
         "BertModel: strength 0.5, baskets of 128 tokens",
         "  layers     3-5 of 6 (BertSelfAttention)",
         "  rows       the first token's row (cls pooling)",
-        "  isolated   the first token, keeping its own mass",
+        "  isolated   the first token, keeping its own share",
         "  mechanism  transformers AttentionInterface, on top of sdpa",
         "  documents  10: 7 calibrated, 2 too short (under 128 content tokens), 1 plain; 4 truncated at 512 tokens",
     ]
@@ -104,12 +104,12 @@ def test_summary() -> None:
     ("settings", "text"),
     [
         ({"pooling": "last", "isolate": "bos_eos"}, "the last token's row (last-token pooling)"),
-        ({"pooling": "last", "isolate": "bos_eos"}, "isolated   the first and the last token, keeping its own mass"),
+        ({"pooling": "last", "isolate": "bos_eos"}, "isolated   the first and the last token, keeping its own share"),
         ({"pooling": "mean", "isolate": "none"}, "every row (mean pooling)"),
         ({"pooling": "mean", "isolate": "none"}, "isolated   no token\n"),
         ({"isolated_share": "equal"}, "the first token, keeping a basket's share"),
-        ({"isolated_share": 0.25}, "the first token, keeping 0.25"),
-        ({"last_basket": "proportional"}, "keeping its own mass; baskets weigh by size"),
+        ({"isolated_share": 0.25}, "the first token, keeping the share 0.25"),
+        ({"last_basket": "proportional"}, "keeping its own share; baskets weigh by size"),
         ({"basket_size": 64, "strength": 1}, "strength 1.0, baskets of 64 tokens"),
         ({"min_content": 7}, "(under 7 content tokens)"),
     ],

@@ -1,0 +1,262 @@
+"""`DocumentTransformer`: a transformer module that encodes queries plainly and documents in a way of its own.
+
+`FairTransformer` (calibrated attention) and `EvenChunksTransformer` (even chunks) are its two kinds. What they share
+is here: telling queries from documents, counting documents, and taking the place of a model's own transformer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
+
+from sentence_transformers.base.modules import Transformer
+from torch import nn
+
+from fair_calibration.config import FairConfig
+from fair_calibration.even_chunks.config import EvenChunks
+from fair_calibration.limits import NO_LIMIT, position_limit, validate_max_seq_length
+from fair_calibration.query import is_query_task
+from fair_calibration.report import DocumentCounter, DocumentCounts, count_truncated
+from fair_calibration.routes import document_path, own_tasks
+from fair_calibration.settings import Settings
+from fair_calibration.validation import validate_strength
+
+logger = logging.getLogger("fair_calibration")
+StateT = TypeVar("StateT", bound="DocumentState")
+# Two threads must not be inside one fast tokenizer at the same time: it raises "Already borrowed".
+tokenizer_lock = threading.RLock()
+
+
+class Tokenized(NamedTuple):
+    """Tokenized documents: the features for the transformer, and how many documents were cut off."""
+
+    features: dict[str, Any]
+    n_truncated: int
+
+
+@dataclass
+class DocumentState:
+    """What a `DocumentTransformer` has beyond a plain `Transformer`, in one object, so that it can be taken off again.
+
+    Attributes:
+        config: The settings as given.
+        counter: Counts what became of the documents.
+        followers: The modules that documents pass through after this one. They are not submodules of this one, and
+            are looked up again at every call, as they may be replaced.
+        own_kwargs: The arguments of ``encode`` that the model itself asks for in its modules.json.
+        own_tasks: The tasks that the model's Routers know by name.
+        is_ready: Whether the module is part of a model (`DocumentTransformer.on_model_ready`).
+    """
+
+    config: Settings
+    counter: DocumentCounter = field(default_factory=DocumentCounter)
+    followers: list[nn.Module] = field(default_factory=list)
+    own_kwargs: frozenset[str] = frozenset()
+    own_tasks: frozenset[str] = frozenset()
+    is_ready: bool = False
+
+
+class DocumentTransformer(Transformer, Generic[StateT]):
+    """A sentence-transformers `Transformer` that encodes queries plainly and documents as its subclass says.
+
+    It takes the place of a model's transformer; `calibrate` and `FairSentenceTransformer` put it there.
+    """
+
+    forward_kwargs = {"task", "strength"}
+    config_class: ClassVar[type[FairConfig] | type[EvenChunks]]
+    state: StateT
+
+    def __init__(
+        self, model_name_or_path: str, *, fair_config: Settings | Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Loads the transformer.
+
+        Args:
+            model_name_or_path: A Hugging Face name or a local folder.
+            fair_config: The settings, also as the dict that a saved model holds; None means the defaults.
+            **kwargs: Further arguments of `Transformer`.
+        """
+        super().__init__(model_name_or_path, **kwargs)
+        if fair_config is None or isinstance(fair_config, Mapping):
+            fair_config = self.config_class.from_dict(fair_config or {})
+        self._attach(fair_config)
+
+    @classmethod
+    def adopt(cls, transformer: Transformer, config: Settings, *, own_kwargs: Iterable[str] = ()) -> Self:
+        """Turns a loaded `Transformer` into a module of this class, in place, and returns it.
+
+        Args:
+            transformer: The loaded module. One that is already a `DocumentTransformer` gets the new settings.
+            config: The settings.
+            own_kwargs: The arguments of ``encode`` that the model asks for in its modules.json.
+        """
+        if isinstance(transformer, DocumentTransformer):
+            transformer.release()
+        transformer.__class__ = cls
+        adopted = cast(Self, transformer)
+        adopted._attach(config)
+        adopted.state.own_kwargs = frozenset(own_kwargs)
+        return adopted
+
+    def release(self) -> Transformer:
+        """Turns this module back into a plain `Transformer`, in place, and returns it."""
+        del self.state
+        self.__class__ = Transformer
+        return self
+
+    def _attach(self, config: Settings) -> None:
+        """Gives the module the state that it has beyond a plain `Transformer`."""
+        raise NotImplementedError(type(self).__name__)
+
+    @property
+    def fair_config(self) -> Settings:
+        """The settings as given."""
+        return self.state.config
+
+    @property
+    def counter(self) -> DocumentCounter:
+        """Counts what became of the documents so far."""
+        return self.state.counter
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """The number of tokens at which inputs are truncated. Setting it beyond the model's positions is an error."""
+        return super().max_seq_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int | None) -> None:
+        value = validate_max_seq_length(value, position_limit(self.model))
+        Transformer.max_seq_length.fset(self, value)
+
+    def on_model_ready(self, model: nn.Module) -> None:
+        """Prepares the module for the model that it is part of.
+
+        Raises:
+            ValueError: The settings do not fit the model.
+        """
+        self.look_up_followers(model)
+        state = self.state
+        # Models that condition on the task themselves say so in modules.json.
+        if module_kwargs := getattr(model, "module_kwargs", None):
+            names = [name for name, module in model.named_children() if module is self]  # none inside a Router
+            state.own_kwargs = frozenset(chain.from_iterable(module_kwargs.get(name, ()) for name in names))
+        state.own_tasks = own_tasks(model.children())
+        limit = position_limit(self.model)
+        if limit is not None and (self.max_seq_length is None or self.max_seq_length > limit):
+            if self.max_seq_length is not None and self.max_seq_length <= NO_LIMIT:
+                logger.warning(
+                    "%s was loaded with max_seq_length=%s, but it has positions for %s tokens: documents are truncated "
+                    "there.",
+                    type(self.model).__name__,
+                    self.max_seq_length,
+                    limit,
+                )
+            self.max_seq_length = limit
+        self.prepare(model)
+        state.is_ready = True
+
+    def prepare(self, model: nn.Module) -> None:
+        """Checks that the settings fit the model, and finds out what encoding documents needs to know about it."""
+        raise NotImplementedError(type(self).__name__)
+
+    def look_up_followers(self, model: nn.Module) -> None:
+        """Looks up the modules that documents pass through after this one; with a Router, on its document route."""
+        self.state.followers = document_path(model.children())[1:]
+
+    def preprocess(  # type: ignore[override]
+        self, inputs: Any, prompt: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Tokenizes as `Transformer.preprocess` does, and counts the documents that are truncated."""
+        strength = kwargs.pop("strength", None)
+        strength = self.fair_config.strength if strength is None else strength
+        task = kwargs.get("task")
+        if task is not None and self._is_query(task):
+            with tokenizer_lock:
+                features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
+            return features
+        features, n_truncated = self.tokenize_documents(inputs, prompt, strength=strength, **kwargs)
+        if n_truncated:
+            self.counter.add(DocumentCounts(truncated=n_truncated), max_seq_length=self.max_seq_length)
+        return features
+
+    def tokenize_documents(
+        self,
+        inputs: Any,
+        prompt: str | None = None,
+        *,
+        strength: float,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> Tokenized:
+        """Tokenizes documents without counting them.
+
+        Args:
+            inputs: The documents.
+            prompt: The text that is put before every document.
+            strength: The strength at which they will be encoded.
+            **kwargs: Further arguments of `Transformer.preprocess`.
+        """
+        with tokenizer_lock:
+            features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
+            return Tokenized(features, count_truncated(features, self.max_seq_length) if features else 0)
+
+    def forward(
+        self, features: dict[str, Any], task: str | None = None, strength: float | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Runs the transformer: for queries as the plain model does, for documents with the calibration.
+
+        Args:
+            features: The output of `preprocess`.
+            task: "query", "document", or None, which is a document.
+            strength: The strength for this call; None means that of the settings.
+            **kwargs: Further arguments of the model.
+
+        Returns:
+            The features together with the transformer's output.
+
+        Raises:
+            ValueError: The task is unknown, or the features do not come from padded text.
+        """
+        strength = self.fair_config.strength if strength is None else validate_strength(strength)
+        if task is not None and "task" in self.state.own_kwargs:
+            kwargs["task"] = task
+        if self._is_query(task):
+            return self.encode_queries(features, **kwargs)
+        self.check_ready()
+        if "attention_mask" not in features:
+            raise ValueError(
+                f"features: documents need padded text with an attention_mask, got {sorted(features)}; encode other "
+                "inputs with the plain model"
+            )
+        return self.encode_documents(dict(features), strength, **kwargs)
+
+    def encode_queries(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Runs the transformer as the plain model does."""
+        return super().forward(features, **kwargs)
+
+    def encode_documents(self, features: dict[str, Any], strength: float, **kwargs: Any) -> dict[str, Any]:
+        """Runs the transformer over documents at a strength, and counts them."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _is_query(self, task: str | None) -> bool:
+        has_own_tasks = "task" in self.state.own_kwargs or task in self.state.own_tasks
+        return is_query_task(task, has_own_tasks=has_own_tasks)
+
+    def check_ready(self) -> None:
+        """Checks that the module is part of a model.
+
+        Raises:
+            ValueError: It is not.
+        """
+        if not self.state.is_ready:
+            raise ValueError(
+                f"this {type(self).__name__} is not part of a model yet: use calibrate() or FairSentenceTransformer, "
+                "or call on_model_ready(model)"
+            )
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Returns what is saved of the module, with the settings."""
+        return {**super().get_config_dict(), "fair_config": self.fair_config.to_dict()}

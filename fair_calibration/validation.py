@@ -1,0 +1,68 @@
+"""Argument checks shared by several modules. Errors name the argument, what was expected and what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any
+
+
+def validate_strength(strength: float) -> float:
+    """Returns a calibration strength as a float.
+
+    Raises:
+        TypeError: ``strength`` is not a real number.
+        ValueError: ``strength`` is outside [0, 1], or NaN.
+    """
+    if isinstance(strength, bool) or not isinstance(strength, Real):
+        raise TypeError(f"strength: expected a number in [0, 1], got {strength!r} ({type(strength).__name__})")
+    if not 0.0 <= float(strength) <= 1.0:
+        raise ValueError(f"strength: expected a number in [0, 1], got {strength!r}")
+    return float(strength) + 0.0  # -0.0 would be equal to 0.0, but another text in JSON
+
+
+def validate_positive_int(name: str, value: Any) -> int:
+    """Returns a number that must be a positive integer as an int.
+
+    Args:
+        name: The argument's name, for the error message.
+        value: The argument's value; NumPy integers are accepted.
+
+    Raises:
+        TypeError: ``value`` is not an integer.
+        ValueError: ``value`` is below 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name}: expected an integer of at least 1, got {value!r} ({type(value).__name__})")
+    if value < 1:
+        raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
+    return int(value)
+
+
+def validate_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Checks that an argument is one of several strings.
+
+    Raises:
+        ValueError: ``value`` is not among ``choices``.
+    """
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {list(choices)}, got {value!r}")
+
+
+def validate_names(kind: type, values: Mapping[str, Any]) -> None:
+    """Checks that the keys of a mapping are fields of a settings dataclass.
+
+    Args:
+        kind: The dataclass, such as `FairConfig`.
+        values: Setting names and their values.
+
+    Raises:
+        TypeError: ``values`` is not a mapping.
+        ValueError: A key is not a field of ``kind``.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"values: expected a mapping of setting names to values, got {type(values).__name__}")
+    names = [field.name for field in fields(kind)]
+    if unknown := sorted(set(values) - set(names)):
+        raise ValueError(f"unknown {kind.__name__} settings {unknown}; the settings are {names}")
