@@ -3,8 +3,12 @@ PYTHON ?= python3
 # The CPU build, where your package index has it under this name; for a GPU build: make demo TORCH=torch
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+SMOKE := tests/core/test_model.py tests/core/test_transformer.py tests/core/test_query.py \
+	tests/core/method/test_reference.py tests/core/method/test_pooled_row.py tests/core/access/test_discovery.py \
+	tests/core/even_chunks tests/evaluation/test_measures.py tests/indexing/test_build.py \
+	tests/pyterrier/test_conformance.py tests/mteb/test_scores.py
 
-.PHONY: demo test check lint docs clean
+.PHONY: demo test smoke check lint docs clean
 
 demo: .venv/installed  ## BM25, plain and calibrated dense retrieval compared by position, on the embedded data
 	$(BIN)/python examples/quickstart.py $(ARGS)
@@ -12,12 +16,16 @@ demo: .venv/installed  ## BM25, plain and calibrated dense retrieval compared by
 test: .venv/installed  ## the test-suite
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
+smoke: .venv/installed  ## a run of about a minute over the parts that everything else stands on
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(SMOKE) $(ARGS)
+
 check: lint docs test  ## what CI runs
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 docs: .venv/installed  ## the documentation, in docs/_build/index.html
 	HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx --fail-on-warning --quiet docs docs/_build
