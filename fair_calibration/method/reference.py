@@ -1,4 +1,21 @@
-"""Attention calibration written out plainly: for teaching, and what the fast paths are tested against."""
+"""Attention calibration written out as plain loops: the implementation to read first.
+
+For one query row of one head, let l_k be the logits of the keys k that the row may see (scaled products of query and
+key, plus biases) and p = softmax(l) the model's own attention weights. The calibrated weights are computed in four
+steps (arXiv 2601.16934 introduces full calibration, arXiv 2606.02737 the strength):
+
+1. The isolated tokens (such as the CLS token) stand by themselves. All other tokens, the content, are cut into
+   consecutive baskets of ``basket_size`` tokens; the last basket takes the remainder.
+2. Every isolated token i gets a target share s_i of the row's attention: its own plain weight p_i
+   (``isolated_share="preserve"``), as much as a basket (``"equal"``), or a fixed number.
+3. The N baskets of which the row sees at least one key split the rest equally: s_b = (1 - sum_i s_i) / N. Within a
+   basket the keys keep their proportions to each other: p'_k = s_b * q_k, where q is the softmax of l over the keys of
+   basket b alone. For an isolated token p'_i = s_i.
+4. The weights used are (1 - strength) * p + strength * p'.
+
+This is done for the pooled token's row only (cls and last-token pooling), or for every row (mean pooling). The fast
+implementations (`pooled_row`, `all_rows`, `softmax_weights`) are tested against this one.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +24,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fair_calibration.access.attention_call import expand_heads
 from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
 
 
 class ReferenceAttention(NamedTuple):
-    """The output (B, H, L, D_v) and the attention weights (B, H, L, K)."""
+    """The result of `calibrated_attention`.
+
+    Attributes:
+        output: (B, H, L, D_v), the weighted sums of the values.
+        weights: (B, H, L, K), the attention weights; 0 where a row may not see a key.
+    """
 
     output: Tensor
     weights: Tensor
+
+
+class Roles(NamedTuple):
+    """The key positions of one sequence by their role. Padding has none.
+
+    Attributes:
+        baskets: The positions in each basket.
+        isolated: The positions of the isolated tokens.
+        prompt: The positions of a prompt that pooling excludes; these tokens always keep their own weight.
+    """
+
+    baskets: list[list[int]]
+    isolated: list[int]
+    prompt: list[int]
+
+    def visible_to(self, visible: list[bool]) -> Roles:
+        """Returns only the positions that one row may see, given ``visible`` for all K keys; no empty baskets."""
+        seen = [[k for k in keys if visible[k]] for keys in (*self.baskets, self.isolated, self.prompt)]
+        return Roles([keys for keys in seen[:-2] if keys], seen[-2], seen[-1])
 
 
 def calibrated_attention(
@@ -30,81 +72,87 @@ def calibrated_attention(
     config: FairConfig,
     strength: float | None = None,
 ) -> ReferenceAttention:
-    """Computes calibrated attention with the whole L x K matrix at hand (arXiv 2601.16934; strength: 2606.02737).
+    """Computes attention with calibrated weights, one row after the other.
 
     Args:
         query: (B, H, L, D).
         key: (B, H_kv, K, D); H is a multiple of H_kv.
         value: (B, H_kv, K, D_v).
-        baskets: From `build_baskets`.
-        visible: bool, broadcastable to (B, H, L, K): which keys each row may see; padding must be excluded.
-        bias: Added to the scaled logits, broadcastable to (B, H, L, K).
-        scale: What the products of query and key are multiplied by; None is 1 / sqrt(D).
-        config: A resolved config.
-        strength: None is the config's.
+        baskets: The roles of the tokens, from `build_baskets`.
+        visible: bool, broadcastable to (B, H, L, K): which keys each row may see. Padding must be excluded.
+        bias: Added to the scaled logits, broadcastable to (B, H, L, K); None for no bias.
+        scale: The factor of the products of query and key; None means 1 / sqrt(D).
+        config: The settings, with "auto" resolved (`FairConfig.resolve`).
+        strength: In [0, 1]; None means the config's.
 
     Returns:
-        The output and the weights, float32 (float64 for float64 input).
+        The output and the weights, float64 for a float64 query and float32 otherwise. They are differentiable.
     """
     strength = config.strength if strength is None else strength
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    n_groups = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(n_groups, dim=1).to(dtype)
-    value = value.repeat_interleave(n_groups, dim=1).to(dtype)
-    logits = query.to(dtype) @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    n_sequences, n_heads, n_rows, _ = query.shape
+    key, value = expand_heads(key, n_heads).to(dtype), expand_heads(value, n_heads).to(dtype)
+
+    logits = query.to(dtype) @ key.transpose(-1, -2) * scale  # (B, H, L, K)
     if bias is not None:
         logits = logits + bias.to(dtype)
-    plain = _masked_softmax(logits, visible.expand_as(logits), dim=-1)
+    all_visible: list[list[list[list[bool]]]] = visible.expand_as(logits).tolist()
 
-    # Where each row gets its mass from: one column per basket, then one per isolated token.
-    in_segment = torch.nn.functional.one_hot(
-        baskets.segment_of_key, baskets.n_baskets + baskets.isolated.shape[1] + 1
-    ).bool()[..., :-1]  # (B, K, N + I); padding belongs to none
-    seen = (visible[..., None] & in_segment[:, None, None]).expand(*logits.shape, -1)  # (B, H, L, K, N + I)
-    n_seen = seen.sum(-2)  # (B, H, L, N + I)
-    mass = plain @ in_segment[:, None].to(dtype)  # (B, H, L, N + I)
+    weights = []  # of every row, (K,) each
+    for b in range(n_sequences):
+        roles = _roles(baskets, b)
+        pooled_row = int(baskets.pooled[b])
+        for h in range(n_heads):
+            for row in range(n_rows):
+                is_calibrated = baskets.is_calibrated[b] and (config.pooling == "mean" or row == pooled_row)
+                row_strength = strength if is_calibrated else 0.0
+                weights.append(_row_weights(logits[b, h, row], all_visible[b][h][row], roles, config, row_strength))
+    all_weights = torch.stack(weights).view(logits.shape) if weights else torch.zeros_like(logits)
+    return ReferenceAttention(output=all_weights @ value, weights=all_weights)
 
-    n_baskets, n_segments = baskets.n_baskets, in_segment.shape[-1]
-    is_basket = torch.arange(n_segments, device=query.device) < n_baskets
-    is_kept = torch.arange(n_segments, device=query.device) >= n_segments - baskets.n_kept
-    keeps_mass = is_kept if config.isolated_share != "preserve" else ~is_basket
-    kept = torch.where(keeps_mass, mass, 0)
-    left = 1 - kept.sum(-1, keepdim=True)
-    takes_fixed = ~is_basket & ~keeps_mass & (n_seen > 0)
-    if isinstance(config.isolated_share, float):
-        fixed = torch.where(takes_fixed, left * config.isolated_share, 0)
-        left = left - fixed.sum(-1, keepdim=True)
-        parts = torch.where(is_basket & (n_seen > 0), 1.0, 0.0).to(dtype)
+
+def _roles(baskets: Baskets, sequence: int) -> Roles:
+    """Reads the roles of the keys of one sequence off ``segment_of_key``: N baskets first, then I single tokens."""
+    n_segments = baskets.n_baskets + baskets.isolated.shape[1]
+    keys_of: list[list[int]] = [[] for _ in range(n_segments + 1)]  # the last segment is padding
+    for k, segment in enumerate(baskets.segment_of_key[sequence].tolist()):
+        keys_of[segment].append(k)
+    first_of_prompt = n_segments - baskets.n_kept
+    return Roles(
+        baskets=keys_of[: baskets.n_baskets],
+        isolated=[k for keys in keys_of[baskets.n_baskets : first_of_prompt] for k in keys],
+        prompt=[k for keys in keys_of[first_of_prompt:n_segments] for k in keys],
+    )
+
+
+def _row_weights(logits: Tensor, visible: list[bool], roles: Roles, config: FairConfig, strength: float) -> Tensor:
+    """Computes the weights (K,) of one row from its logits (K,); at strength 0 they are the plain softmax."""
+    plain = torch.zeros_like(logits)
+    keys = [k for k, is_visible in enumerate(visible) if is_visible]
+    plain[keys] = logits[keys].softmax(0)
+    roles = roles.visible_to(visible)
+    if strength == 0 or not roles.baskets:  # a row that sees no content has nothing to calibrate
+        return plain
+    return (1 - strength) * plain + strength * _target_weights(logits, plain, roles, config)
+
+
+def _target_weights(logits: Tensor, plain: Tensor, roles: Roles, config: FairConfig) -> Tensor:
+    """Computes the fully calibrated weights p' (K,) of one row, whose visible keys have the given roles."""
+    baskets, isolated, prompt = roles
+    target = torch.zeros_like(plain)
+    target[prompt] = plain[prompt]
+    left = 1 - plain[prompt].sum()
+    if config.isolated_share == "preserve":
+        target[isolated] = plain[isolated]
+    elif config.isolated_share == "equal":
+        target[isolated] = left / (len(baskets) + len(isolated))
     else:
-        fixed = torch.zeros_like(mass)
-        parts = torch.where((is_basket & (n_seen > 0)) | takes_fixed, 1.0, 0.0).to(dtype)
-    if config.last_basket == "proportional":
-        # The isolated tokens' equal shares are those of plain baskets; the rest is split by size.
-        per_part = left / parts.sum(-1, keepdim=True).clamp(min=1)
-        fixed = fixed + torch.where(takes_fixed & ~is_basket, per_part * parts, 0)
-        left = 1 - kept.sum(-1, keepdim=True) - fixed.sum(-1, keepdim=True)
-        parts = torch.where(is_basket, n_seen, 0).to(dtype)
-    target = kept + fixed + left * parts / parts.sum(-1, keepdim=True).clamp(min=1)
+        target[isolated] = left * float(config.isolated_share)
+    left = left - target[isolated].sum()
 
-    # Within a segment the plain weights are kept in proportion: a softmax over its keys alone.
-    within = _masked_softmax(logits[..., None].expand_as(seen), seen, dim=-2)  # (B, H, L, K, N + I)
-    calibrated = (within * target[..., None, :]).sum(-1)
-
-    sees_content = (n_seen[..., :n_baskets] > 0).any(-1, keepdim=True)
-    change = sees_content & baskets.calibrated[:, None, None, None] & _calibrated_rows(baskets, config, logits)
-    weights = torch.where(change, (1 - strength) * plain + strength * calibrated, plain)
-    return ReferenceAttention(output=weights @ value, weights=weights)
-
-
-def _masked_softmax(logits: Tensor, visible: Tensor, dim: int) -> Tensor:
-    """Softmax over the visible entries; where there are none, as in rows of padding, every weight is 0."""
-    return logits.masked_fill(~visible, torch.finfo(logits.dtype).min).softmax(dim) * visible
-
-
-def _calibrated_rows(baskets: Baskets, config: FairConfig, logits: Tensor) -> Tensor:
-    """Returns bool (B, 1, L, 1): the pooled token's row, or every row for mean pooling."""
-    n_sequences, _, n_rows, _ = logits.shape
-    if config.pooling == "mean":
-        return torch.ones(n_sequences, 1, n_rows, 1, dtype=torch.bool, device=logits.device)
-    rows = torch.arange(n_rows, device=logits.device)
-    return (rows == baskets.pooled[:, None])[:, None, :, None]
+    n_content = sum(len(keys) for keys in baskets)
+    for keys in baskets:
+        share = left / len(baskets) if config.last_basket == "equal" else left * len(keys) / n_content
+        target[keys] = share * logits[keys].softmax(0)
+    return target
