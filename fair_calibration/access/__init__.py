@@ -1,1 +1,1 @@
-"""How the attention of a model is reached: it knows neither the settings nor the method."""
+"""How the attention of a model is reached, without knowing the settings or what is done to the attention."""

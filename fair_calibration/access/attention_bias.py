@@ -1,4 +1,4 @@
-"""What is added to the attention logits and which keys a row may see, read in small blocks and never as a whole."""
+"""The masks and biases of an attention call, read for a few rows or keys at a time instead of as a whole matrix."""
 
 from __future__ import annotations
 
@@ -14,105 +14,125 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AttentionBias:
-    """The masks and biases of one attention call, as transformers passes them.
+    """What is added to the logits of one attention call, and which keys its rows may see.
 
     Attributes:
-        mask: (B or 1, H or 1, L or 1, K): bool, True where a key may be seen, or additive, with -inf or the dtype's
-            minimum where it may not; None for no mask.
-        position_bias: Additive, broadcastable to (B, H, L, K), or None.
-        causal: Whether row i sees the keys up to i only (transformers leaves ``mask`` out then).
+        mask: (B or 1, H or 1, L or 1, K), in one of the two forms that models pass: bool, True where a row may see a
+            key, or floating-point, added to the logits, with -inf or the dtype's minimum where a row may not see a
+            key. None if there is no mask.
+        position_bias: Added to the logits, broadcastable to (B, H, L, K); None if there is none.
+        causal: Whether row i may see only keys 0 to i. transformers sets this instead of passing a causal mask.
     """
 
     mask: Tensor | None
     position_bias: Tensor | None
     causal: bool
-    _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def tells_as(self, other: AttentionBias) -> bool:
-        """Whether both are of the same memory: most models hand one mask to all their layers, and none changes it."""
+    def has_same_masks(self, other: AttentionBias) -> bool:
+        """Returns whether both consist of the same tensors in memory.
+
+        Most models pass one mask to all of their layers and never change it, so what was read off it for one layer can
+        be used for the others.
+        """
         pairs = (self.mask, other.mask), (self.position_bias, other.position_bias)
         return self.causal == other.causal and all(_is_same(*pair) for pair in pairs)
 
-    def keep(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Returns what was read off under a key, and reads it the first time; for one batch and its baskets."""
-        if key not in self._kept:
-            self._kept[key] = read()
-        kept: T = self._kept[key]
-        return kept
+    def cached(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Returns what ``compute`` returned when it was first called under this key; calls it the first time.
+
+        Only for results that depend on nothing but this object and the batch that it belongs to.
+        """
+        if key not in self._cache:
+            self._cache[key] = compute()
+        result: T = self._cache[key]
+        return result
 
     def block(
         self, sequences: slice, rows: slice, keys: Tensor | slice, device: torch.device
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Reads the block of some rows and keys of some consecutive sequences.
+        """Reads the bias and the visibility of some rows and keys.
 
         Args:
-            sequences: Which sequences, b of them.
-            rows: Which rows, l of them, with explicit start and stop.
-            keys: Which keys: a slice of n with explicit start and stop, or int64 (b, n).
-            device: Where the attention runs.
+            sequences: Which b consecutive sequences.
+            rows: Which l rows, a slice with explicit start and stop.
+            keys: Which n keys: a slice with explicit start and stop, or positions, int64 (b, n).
+            device: The device on which the attention runs.
 
         Returns:
-            The additive bias (float32) and the visibility (bool), each broadcastable to (b, H, l, n), or None for 'no
-            bias' and 'everything is seen'. Invisible keys are to be read off the visibility alone.
+            The additive bias (float32) and the visibility (bool, True where a row may see a key), each broadcastable to
+            (b, H, l, n). None in place of the bias means that nothing is added, None in place of the visibility that
+            everything is visible. The bias of a key that is not visible has no meaning.
         """
         mask = None if self.mask is None else _take(self.mask, sequences, rows, keys)
         position_bias = None if self.position_bias is None else _take(self.position_bias, sequences, rows, keys)
-        seen = None
+        visible = None
         if self.causal and not (isinstance(keys, slice) and keys.stop - 1 <= rows.start):
             row_positions = torch.arange(rows.start, rows.stop, device=device)[:, None]
             if isinstance(keys, slice):
-                seen = (torch.arange(keys.start, keys.stop, device=device) <= row_positions)[None, None]
+                visible = (torch.arange(keys.start, keys.stop, device=device) <= row_positions)[None, None]
             else:
-                seen = keys[:, None, None, :] <= row_positions
-        return _merge(mask, position_bias, seen)
+                visible = keys[:, None, None, :] <= row_positions
+        return _combine(mask, position_bias, visible)
 
     @property
     def is_per_head(self) -> bool:
-        """Whether heads differ in what they see or are told."""
+        """Whether the mask or the position bias differs between heads."""
         return any(tensor is not None and tensor.shape[1] > 1 for tensor in (self.mask, self.position_bias))
 
     @property
-    def is_added(self) -> bool:
-        """Whether anything is added to the logits, beside hiding keys."""
+    def is_additive(self) -> bool:
+        """Whether something may be added to the logits, rather than keys only being hidden."""
         return self.position_bias is not None or (self.mask is not None and self.mask.dtype != torch.bool)
 
-    def of_heads(self, heads: slice) -> AttentionBias:
-        """Returns the part of some heads."""
+    def select_heads(self, heads: slice) -> AttentionBias:
+        """Returns the masks and biases of some of the heads."""
         mask, position_bias = (
             t if t is None or t.shape[1] == 1 else t[:, heads] for t in (self.mask, self.position_bias)
         )
         return AttentionBias(mask, position_bias, self.causal)
 
     def rows(self, rows: Tensor, n_keys: int) -> tuple[Tensor | None, Tensor | None]:
-        """Reads one row of every sequence: ``rows`` is int64 (B,). Returns as `block` does, for (B, H, K)."""
+        """Reads the bias and the visibility of one row of each sequence.
+
+        Args:
+            rows: int64 (B,), the position of the row in each sequence.
+            n_keys: K.
+
+        Returns:
+            The same as `block`, broadcastable to (B, H, K).
+        """
         mask = None if self.mask is None else _take_rows(self.mask, rows)
         position_bias = None if self.position_bias is None else _take_rows(self.position_bias, rows)
-        seen = None
+        visible = None
         if self.causal:
-            seen = (torch.arange(n_keys, device=rows.device) <= rows[:, None])[:, None]
-        return _merge(mask, position_bias, seen)
+            visible = (torch.arange(n_keys, device=rows.device) <= rows[:, None])[:, None]
+        return _combine(mask, position_bias, visible)
 
 
 def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Returns whether two tensors are the same elements in memory, or both None."""
     if one is None or other is None or one is other:
         return one is other
-    return _place(one) == _place(other)
+    return _memory(one) == _memory(other)
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
+def _memory(tensor: Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _merge(
-    mask: Tensor | None, position_bias: Tensor | None, seen: Tensor | None
+def _combine(
+    mask: Tensor | None, position_bias: Tensor | None, causally_visible: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
+    """Turns a mask of either form, a position bias and causality into one bias and one visibility."""
     bias = None if position_bias is None else position_bias.float()
-    visible = seen
+    visible = causally_visible
     if mask is not None:
         if mask.dtype == torch.bool:
             mask_visible = mask
         else:
-            # A minimum plus any real bias stays below half the minimum, and real biases stay far above it.
+            # Some models add a real bias to the mask. The minimum plus any real bias stays below half of the minimum,
+            # and real biases stay far above it.
             mask_visible = mask > torch.finfo(mask.dtype).min / 2
             bias = mask.float() if bias is None else bias + mask.float()
         visible = mask_visible if visible is None else visible & mask_visible
@@ -120,6 +140,7 @@ def _merge(
 
 
 def _take(tensor: Tensor, sequences: slice, rows: slice, keys: Tensor | slice) -> Tensor:
+    """Takes some sequences, rows and keys of (B or 1, H or 1, L or 1, K); dimensions of size 1 stay as they are."""
     if tensor.shape[0] > 1:
         tensor = tensor[sequences]
     if tensor.shape[2] > 1:
@@ -132,6 +153,7 @@ def _take(tensor: Tensor, sequences: slice, rows: slice, keys: Tensor | slice) -
 
 
 def _take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Takes one row of each sequence of (B or 1, H or 1, L or 1, K), giving (B or 1, H or 1, K)."""
     if tensor.shape[2] == 1:
         return tensor[:, :, 0]
     return tensor.expand(rows.shape[0], -1, -1, -1)[torch.arange(rows.shape[0], device=rows.device), :, rows]

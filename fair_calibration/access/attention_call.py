@@ -1,4 +1,4 @@
-"""The two kinds of attention call that a model makes, and who may take them over."""
+"""The two kinds of attention calls that models make, and the protocol of what may take them over."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fair_calibration.access.attention_bias import AttentionBias
 
 
 class FusedCall(Protocol):
-    """One call of attention as a whole: queries, keys and values in, output out."""
+    """One call of a whole attention function: queries, keys and values go in, the output comes out."""
 
     @property
     def name(self) -> str:
-        """The class of the attention module."""
+        """The class name of the attention module."""
 
     @property
     def query(self) -> Tensor:
@@ -24,7 +24,7 @@ class FusedCall(Protocol):
 
     @property
     def key(self) -> Tensor:
-        """(B, H_kv, K, D)."""
+        """(B, H_kv, K, D); H is a multiple of H_kv."""
 
     @property
     def value(self) -> Tensor:
@@ -32,25 +32,30 @@ class FusedCall(Protocol):
 
     @property
     def scale(self) -> float:
-        """What the products of query and key are multiplied by."""
+        """The factor by which the products of query and key are multiplied."""
 
     @property
     def bias(self) -> AttentionBias:
         """The masks and biases of the call."""
 
     def run_plain(self) -> tuple[Tensor, Tensor | None]:
-        """Runs the model's own attention: the output (B, L, H, D_v) and, where it comes with it, the weights."""
+        """Runs the model's own attention.
+
+        Returns:
+            The output (B, L, H, D_v), and the attention weights if the model's attention returns them, else None.
+        """
 
 
 @dataclass(frozen=True)
 class SoftmaxCall:
-    """One softmax by which a model that computes attention itself turns its logits into weights.
+    """One softmax with which a model that computes attention by itself turns its logits into weights.
 
     Attributes:
-        name: The class of the attention module.
-        logits: (B, H, L, L), with biases and masks.
-        softmax: Runs the model's own call: weights in the model's shape, in which (B, H) may be one dimension or more.
-        hidden_below: Logits up to this one hide a key.
+        name: The class name of the attention module.
+        logits: (B, H, L, L), masks and biases included.
+        softmax: Runs the model's own softmax. The weights that it returns have the model's shape, in which (B, H) may
+            be one dimension or more than two.
+        hidden_below: A key whose logit is at most this is masked.
     """
 
     name: str
@@ -60,10 +65,26 @@ class SoftmaxCall:
 
 
 class AttentionHandler(Protocol):
-    """Takes over a model's attention calls during one forward pass."""
+    """Takes over the attention calls of a model during one forward pass."""
 
     def attend(self, call: FusedCall) -> tuple[Tensor, Tensor | None]:
-        """Returns the output (B, L, H, D_v) and the weights or None."""
+        """Returns the output (B, L, H, D_v) and the attention weights, or None in their place."""
 
     def weigh(self, call: SoftmaxCall) -> Tensor:
-        """Returns the weights, in the shape of ``call.softmax()``."""
+        """Returns the attention weights in the shape that ``call.softmax()`` returns."""
+
+
+def expand_heads(tensor: Tensor, n_heads: int) -> Tensor:
+    """Repeats the key or value heads of grouped-query attention, so that every query head has its own.
+
+    Args:
+        tensor: Keys or values, (B, H_kv, K, D).
+        n_heads: H, the number of query heads, a multiple of H_kv.
+
+    Returns:
+        (B, H, K, D). Nothing is copied if H_kv is 1 or H.
+    """
+    n_groups = n_heads // tensor.shape[1]
+    if tensor.shape[1] == 1:
+        return tensor.expand(-1, n_heads, -1, -1)
+    return tensor if n_groups == 1 else tensor.repeat_interleave(n_groups, dim=1)

@@ -1,4 +1,4 @@
-"""Running what was compiled with torch.compile as it was written, for as long as a forward pass is calibrated."""
+"""Running models that were compiled with torch.compile uncompiled, for as long as a forward pass is calibrated."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 _lock = threading.Lock()
-_running: list[Any] = []  # the stances of the passes under way
+_stances: list[Any] = []  # one for each pass that is running, in any thread
 
 
 @contextmanager
 def run_uncompiled() -> Iterator[None]:
-    """Has compiled models and functions run uncompiled: their graphs know nothing of calibration.
+    """Makes compiled models and functions run uncompiled, since their compiled graphs know nothing of calibration.
 
-    torch has one such stance for all threads, so that in the meantime those of other threads run uncompiled too.
+    torch has one setting ("stance") for all threads, so compiled models in other threads run uncompiled meanwhile, too.
 
     Raises:
-        ValueError: This runs inside of something compiled.
+        ValueError: This is called from inside a compiled function.
     """
     with _lock:
         try:
@@ -30,11 +30,12 @@ def run_uncompiled() -> Iterator[None]:
                 "a SentenceTransformer that is compiled as a whole cannot be calibrated; compile its transformer "
                 "alone: model[0].model = torch.compile(model[0].model)"
             ) from error
-        _running.append(stance)
+        _stances.append(stance)
     try:
         yield
     finally:
         with _lock:
-            stance = _running.pop()  # whichever pass ends last, the first one's is left for it
-            if not _running:
+            # Passes may end in any order. The last one that ends restores what the first one found.
+            stance = _stances.pop()
+            if not _stances:
                 stance.__exit__(None, None, None)

@@ -1,4 +1,7 @@
-"""How a model's attention is reached, and which layers it has: read off recorded forward passes over a probe."""
+"""Finding out how the attention of a model is reached, and which attention layers it has.
+
+There is no table of model names. Two short texts are run through the model while its attention calls are recorded.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,18 @@ from fair_calibration.access.interface import (
     implementation_name,
     register_implementations,
 )
-from fair_calibration.access.recorder import AttentionRecorder
+from fair_calibration.access.recorder import AttentionRecorder, non_finite_error
 
 PROBE_TEXTS = ("one", "A probe of two lengths, so that one of the two sequences is padded.")
 
 
 class Probe(NamedTuple):
-    """What came of one forward pass over the probe: its attention mask (B, L) and the model's output."""
+    """The result of one forward pass over `PROBE_TEXTS`.
+
+    Attributes:
+        attention_mask: (B, L), 1 for tokens and 0 for padding.
+        output: The model's output, usually (B, L, D).
+    """
 
     attention_mask: Tensor
     output: Tensor
@@ -34,13 +42,13 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class Discovery:
-    """How a model's attention is reached.
+    """How the attention of one model is reached.
 
     Attributes:
-        mechanism: The same in words.
+        mechanism: A description in words.
         modules: The class names of the attention modules, in the order in which they are called.
-        shapes: The calls that are to be intercepted; none where transformers' AttentionInterface is used.
-        hidden_below: Up to which logit an intercepted softmax hides a key.
+        shapes: The shapes of the calls to intercept. Empty if transformers' AttentionInterface is used.
+        hidden_below: In an intercepted softmax, a key whose logit is at most this is masked.
     """
 
     mechanism: str
@@ -50,11 +58,11 @@ class Discovery:
 
     @contextmanager
     def handle(self, handler: AttentionHandler | None, attention_mask: Tensor) -> Iterator[None]:
-        """Sends the model's attention calls of this thread to ``handler``, for one forward pass over a batch.
+        """Hands the model's attention calls in this thread to ``handler`` during one forward pass over a batch.
 
         Args:
-            handler: What becomes of the calls; None leaves them plain.
-            attention_mask: (B, L), the batch's.
+            handler: Takes over the calls; None leaves them plain.
+            attention_mask: (B, L), of the batch.
         """
         if handler is None or not self.shapes:
             with run_uncompiled() if handler else nullcontext(), handle_attention(handler):
@@ -67,15 +75,16 @@ class Discovery:
 
 
 def discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Callable[[], Probe]) -> Discovery:
-    """Finds out how a model's attention is reached: by transformers' AttentionInterface, or else by interception.
+    """Finds out how the attention of a model is reached: through the AttentionInterface, or else by interception.
 
     Args:
-        model: The model. Where it uses the AttentionInterface it is left with our implementation set.
+        model: The transformers model. If it uses the AttentionInterface, our implementation is set on it afterwards.
         base: The attention implementation that it was loaded with.
-        run_probe: Runs the model over a batch one of whose sequences is padded.
+        run_probe: Runs the model over a batch in which one sequence is padded.
 
     Raises:
-        ValueError: The attention is not reached as a whole, or it is none that can be calibrated.
+        ValueError: The model cannot be calibrated: not all of its attention is reached, its attention computes
+            something other than a softmax over logits, or the plain model itself gives NaN or infinite values.
     """
     training = [(module, module.training) for module in model.modules()]
     model.train(False)
@@ -91,6 +100,7 @@ def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Calla
     name, kinds = model_name(model), [type(module) for module in model.modules()]
     set_implementation(model, base)
     plain = run_probe()
+    _check_finite(model, plain)  # first, or the comparisons below would blame the architecture for it
     if [type(module) for module in model.modules()] != kinds:
         raise ValueError(
             f"{name} replaces its own attention modules, depending on the length of its input: it cannot be calibrated"
@@ -140,11 +150,32 @@ def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Calla
     )
 
 
+def _check_finite(model: PreTrainedModel, plain: Probe) -> None:
+    """Checks that the plain model gives finite values at the positions of tokens; padding may hold anything."""
+    output, valid = plain.output, plain.attention_mask.bool()
+    if output.shape[:2] == valid.shape:
+        output = output[valid]
+    if output.isfinite().all():
+        return
+    device, dtype = output.device.type, model.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    broken = next((name for name, parameter in model.named_parameters() if _has_non_finite(parameter)), None)
+    hint = "" if broken is None else f" (its parameter {broken} holds such values)"
+    raise non_finite_error(model_name(model), dtype, hint)
+
+
+def _has_non_finite(parameter: nn.Parameter) -> bool:
+    # Packed, quantized and offloaded parameters are passed over: they cannot be examined in one common way.
+    is_ordinary = type(parameter.data) is Tensor and parameter.is_floating_point() and not parameter.is_meta
+    return is_ordinary and not bool(parameter.float().isfinite().all())
+
+
 def set_implementation(model: PreTrainedModel, name: str) -> None:
-    """Sets the attention implementation of a model that lets it be set, or that has it already.
+    """Sets the attention implementation of a model, unless the model has it already.
 
     Raises:
-        ValueError: The model did not take it.
+        ValueError: The model does not let it be set.
     """
     if model.config._attn_implementation != name:
         model.set_attn_implementation(name)
@@ -153,42 +184,62 @@ def set_implementation(model: PreTrainedModel, name: str) -> None:
 
 
 def model_name(model: nn.Module) -> str:
-    """Returns the name of a model's class, also of one that torch.compile wrapped."""
+    """Returns the class name of a model, looking through the wrapper that torch.compile puts around it."""
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
 def _n_layers(model: PreTrainedModel) -> int | None:
+    """Returns the number of layers that the model's config states, if it does."""
     config = model.config.get_text_config()
-    names = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")  # remote code need not map its own to the first
+    # transformers' own models all answer to the first name; models with remote code need not.
+    names = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
     return next((n for name in names if (n := getattr(config, name, None)) is not None), None)
 
 
 @dataclass
-class _Running:
-    """The modules of a model that are running, innermost last, each with the attention calls that it made itself."""
+class _RunningModule:
+    """One run of one module: its class name, and whether it has made an attention call by itself."""
 
-    stack: list[tuple[str, list[None]]]
+    name: str
+    has_attended: bool = False
+
+
+@dataclass
+class _Running:
+    """The modules of a model that are running at the moment.
+
+    Attributes:
+        stack: The running modules, the innermost one last.
+    """
+
+    stack: list[_RunningModule]
 
     def enter_call(self) -> str:
-        """Returns the class of the innermost module, which makes an attention call."""
-        name, calls = self.stack[-1]
-        if calls:
+        """Notes that the innermost module makes an attention call, and returns the module's class name.
+
+        Raises:
+            ValueError: It is the module's second one.
+        """
+        module = self.stack[-1]
+        name = module.name
+        if module.has_attended:
             raise ValueError(
                 f"{name} makes several calls of softmax or scaled_dot_product_attention in one forward pass that look "
                 "like attention over the batch's tokens: which of them is attention is not known, and it cannot be "
                 "calibrated"
             )
-        calls.append(None)
+        module.has_attended = True
         return name
 
 
 @contextmanager
 def _trace_modules(model: nn.Module) -> Iterator[_Running]:
-    """Keeps account of which module is running; torch's own, such as `torch.nn.Softmax`, count as their caller."""
-    running = _Running([(model_name(model), [])])  # sentence-transformers calls its forward past the hooks
+    """Keeps track of which modules are running; torch's own, such as `torch.nn.Softmax`, count as their caller."""
+    # sentence-transformers calls the model's forward method directly, so no hook is run for the model itself.
+    running = _Running([_RunningModule(model_name(model))])
 
     def enter(module: nn.Module, _: Any) -> None:
-        running.stack.append((model_name(module), []))
+        running.stack.append(_RunningModule(model_name(module)))
 
     def leave(*_: Any) -> None:
         running.stack.pop()

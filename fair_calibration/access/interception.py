@@ -1,6 +1,7 @@
-"""Where calibration enters models that compute attention themselves: torch's own functions, intercepted in a forward.
+"""Reaching the attention of models that compute it by themselves, by intercepting torch's functions.
 
-Such a model makes its weights with a softmax over logits that it holds, or calls torch's scaled_dot_product_attention.
+Such a model, MPNet for example, either turns its attention logits into weights with one of torch's softmax functions,
+or calls torch's scaled_dot_product_attention. During a forward pass a `TorchFunctionMode` sees these calls.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ _FUNCTIONS: dict[Any, str] = {
 
 
 class CallShape(NamedTuple):
-    """What one attention call looks like from outside, whatever the batch: its function, dimensions and heads."""
+    """What is the same about the attention calls of one kind in a model, whatever the batch.
+
+    Attributes:
+        function: `SOFTMAX` or `SDPA`.
+        n_dims: The number of dimensions of the logits or queries.
+        n_heads: H.
+    """
 
     function: str
     n_dims: int
@@ -39,31 +46,41 @@ class CallShape(NamedTuple):
 
 @dataclass(frozen=True)
 class SdpaCall:
-    """One call of `torch.nn.functional.scaled_dot_product_attention`."""
+    """One call of `torch.nn.functional.scaled_dot_product_attention` (a `FusedCall`).
+
+    Attributes:
+        name: The class name of the attention module.
+        query: (B, H, L, D).
+        key: (B, H_kv, L, D).
+        value: (B, H_kv, L, D_v).
+        scale: The factor by which the products of query and key are multiplied.
+        bias: The mask of the call.
+        run: Makes the call as the model wrote it, in the model's shapes.
+    """
 
     name: str
-    query: Tensor  # (B, H, L, D)
-    key: Tensor  # (B, H_kv, L, D)
-    value: Tensor  # (B, H_kv, L, D_v)
+    query: Tensor
+    key: Tensor
+    value: Tensor
     scale: float
     bias: AttentionBias
     run: Callable[[], Tensor]
 
     def run_plain(self) -> tuple[Tensor, None]:
-        """Runs the model's own call: the output (B, L, H, D_v)."""
+        """Runs the model's own attention and returns its output (B, L, H, D_v)."""
         return self.run().view(*self.query.shape[:3], -1).transpose(1, 2), None
 
 
 class Interception(TorchFunctionMode):
-    """While entered, sends what looks like attention over a batch's tokens to a handler. Modes are of one thread.
+    """A context that hands what looks like self-attention over the tokens of one batch to a handler.
 
-    A softmax is attention if its logits are (B, H, L, L), also with (B, H) as one dimension or as more than two, and it
-    runs over the last one; a scaled_dot_product_attention if its queries and keys are (B, H, L, D). All else runs as
-    ever.
+    A softmax looks like attention if its logits are (B, H, L, L) and it runs over the last dimension; (B, H) may also
+    be one dimension or more than two. A scaled_dot_product_attention looks like it if its queries and keys are
+    (B, H, L, D). All other calls run unchanged, and so do all calls of other threads.
 
     Attributes:
-        attention: The calls that the handler got, counted by shape.
-        others: The other calls of the two functions.
+        attention: The number of calls of each shape that the handler was given.
+        others: The number of other calls of the two functions, by shape.
     """
 
     def __init__(
@@ -75,14 +92,15 @@ class Interception(TorchFunctionMode):
         hidden_below: float = -torch.inf,
         name: Callable[[], str] = lambda: "the model",
     ) -> None:
-        """Takes note of the batch.
+        """Prepares the interception of one forward pass.
 
         Args:
-            handler: What becomes of the calls.
-            batch_shape: (B, L).
-            shapes: The calls that are the model's attention; None for all that look like attention.
-            hidden_below: Logits up to this one hide a key.
-            name: Gives the class of the attention module that is running.
+            handler: Takes over the calls.
+            batch_shape: (B, L) of the batch.
+            shapes: The shapes of calls that are known to be the model's attention; None means that everything counts
+                that looks like attention.
+            hidden_below: A key whose logit in a softmax is at most this is masked.
+            name: Returns the class name of the attention module that is running.
         """
         super().__init__()
         self.attention: Counter[CallShape] = Counter()
@@ -96,7 +114,7 @@ class Interception(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs one function of torch."""
+        """Runs one of torch's functions, through the handler if it is attention."""
         kwargs = kwargs or {}
         function = _FUNCTIONS.get(func)
         if function is None:
@@ -108,12 +126,13 @@ class Interception(TorchFunctionMode):
     def _softmax(
         self,
         run: Callable[[], Tensor],
-        input: Tensor,  # torch's own names, as models may pass them
+        input: Tensor,  # the parameters are called as in torch, since models may pass them by keyword
         dim: int | None = None,
         *_: Any,
         out: Tensor | None = None,
         **__: Any,
     ) -> Tensor | None:
+        """Returns the handler's weights in the shape of ``input``; None if this softmax is not attention."""
         over_keys = dim in (-1, input.ndim - 1) and input.shape[-1] == self._length and out is None
         if not self._is_attention(SOFTMAX, input, over_keys):
             return None
@@ -132,9 +151,10 @@ class Interception(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,  # noqa: ARG002
     ) -> Tensor | None:
-        of_batch = query.ndim < 5 and all(tensor.shape[-2] == self._length for tensor in (key, value))
-        of_batch = of_batch and not any(tensor.shape[0] % self._n_sequences for tensor in (key, value))
-        if not self._is_attention(SDPA, query, of_batch):
+        """Returns the handler's output in the model's shape; None if this call is not attention over the batch."""
+        over_tokens = query.ndim < 5 and all(tensor.shape[-2] == self._length for tensor in (key, value))
+        over_tokens = over_tokens and not any(tensor.shape[0] % self._n_sequences for tensor in (key, value))
+        if not self._is_attention(SDPA, query, over_tokens):
             return None
         q, k, v = (t.reshape(self._n_sequences, -1, *t.shape[-2:]) for t in (query, key, value))
         mask = None if attn_mask is None else self._mask(attn_mask, query.ndim)
@@ -144,7 +164,13 @@ class Interception(TorchFunctionMode):
         return output.transpose(1, 2).reshape(*query.shape[:-1], value.shape[-1])
 
     def _is_attention(self, function: str, tensor: Tensor, fits: bool) -> bool:
-        """Tells whether logits or queries, if ``fits``, are (B, H, L, any), and of the shapes sought. Keeps count."""
+        """Decides whether a call is attention, and counts it.
+
+        Args:
+            function: `SOFTMAX` or `SDPA`.
+            tensor: The logits or queries, which have to be (B, H, L, any size).
+            fits: Whether the call meets the other conditions.
+        """
         leading = tensor.shape[:-2]
         shape = CallShape(function, tensor.ndim, prod(leading) // self._n_sequences)
         fits = fits and len(leading) > 0 and leading[0] % self._n_sequences == 0 and tensor.shape[-2] == self._length
@@ -153,8 +179,13 @@ class Interception(TorchFunctionMode):
         return fits
 
     def _mask(self, mask: Tensor, n_dims: int) -> Tensor:
-        """Returns a mask that broadcasts to the logits, in ``n_dims`` dimensions, as (B or 1, H or 1, L or 1, L)."""
+        """Brings a mask into the shape (B or 1, H or 1, L or 1, L).
+
+        Args:
+            mask: Broadcastable to the logits as the model has them.
+            n_dims: The number of dimensions of those logits, 3 or 4.
+        """
         mask = mask[(None,) * (n_dims - mask.ndim)]
-        if n_dims == 3:  # of (B and H in one)
+        if n_dims == 3:  # (B * H, L, L)
             mask = mask[None] if mask.shape[0] == 1 else mask.reshape(self._n_sequences, -1, *mask.shape[1:])
         return mask.expand(-1, -1, -1, self._length)

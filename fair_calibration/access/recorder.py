@@ -1,4 +1,4 @@
-"""Records the attention calls of a plain forward pass, and checks that what would be calibrated is their attention."""
+"""Recording the attention calls of a plain forward pass, and checking that they can be calibrated."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
+from fair_calibration.access.attention_call import FusedCall, SoftmaxCall, expand_heads
 
 # Largest error of recomputed attention, relative to the largest value: a few rounding steps of the dtype.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-# On a probe of a few tokens no key is so far off unless it is masked: models add or fill in -10000, -65504 (float16's
-# minimum), -1e9, float32's minimum, or -inf. ALiBi subtracts less than 1 per token of distance.
+# In a batch of a few tokens a logit this low is a mask: models mask by adding or filling in -10000, -65504 (float16's
+# minimum), -1e9, float32's minimum or -inf. The biases of ALiBi are above -1 per token of distance.
 _MASKED_BELOW = -1000.0
 
 
 @dataclass
 class AttentionRecorder:
-    """Records the attention calls of a plain forward pass over a short batch, one of whose sequences is padded.
+    """Records the attention calls of a plain forward pass over a short batch in which one sequence is padded.
 
-    Calibration works on logits, so an attention that is more than softmax(scale * q k + bias) v, or less, would be
-    calibrated into something else. Comparing finds that out before any document is encoded. Of an intercepted softmax
-    only logits and weights are known; that it is attention over the batch's tokens shows in how it treats the padding.
+    Calibration works on the logits, so it would give wrong results for an attention that computes anything but
+    softmax(scale * q k + bias) v. The recorder finds that out before any document is encoded: it recomputes the output
+    of every fused call and compares. Of an intercepted softmax only the logits and weights are known. Whether it is
+    attention over the tokens of the batch shows in how it treats the padding.
 
     Attributes:
-        attention_mask: (B, L), the batch's.
-        intercepting: Whether the calls come from an `Interception`, which can but guess what is attention.
-        modules: The class names of the attention modules called, in order.
-        doubts: Why what was intercepted is not attention that can be calibrated, where it is not.
-        highest_mask: The highest logit that hid a key from a row.
+        attention_mask: (B, L), of the batch.
+        intercepting: Whether the calls come from an `Interception`, which can only guess what is attention.
+        modules: The class names of the attention modules, in the order of the calls.
+        doubts: Reasons why an intercepted call is not an attention that can be calibrated. They are collected, not
+            raised, because the number of calls has to be checked first.
+        highest_mask: The highest logit with which a key was masked.
     """
 
     attention_mask: Tensor
@@ -40,12 +42,17 @@ class AttentionRecorder:
 
     @property
     def hidden_below(self) -> float:
-        """Up to which logit a key counts as hidden: close to the masks, so that far keys under ALiBi are none."""
-        # Logits added to a mask make it vary a little. Masks beyond float16's range are all one.
+        """The logit up to which a key counts as masked, close to the masks so that distant keys under ALiBi do not."""
+        # Logits that are added to a mask vary it a little. Masks below float16's range are all treated alike.
         return max(0.9 * self.highest_mask, torch.finfo(torch.float16).min / 2)
 
     def attend(self, call: FusedCall) -> tuple[Tensor, Tensor | None]:
-        """Runs the plain attention and checks it."""
+        """Runs the plain attention and checks it.
+
+        Raises:
+            ValueError: The call is not self-attention over the tokens of the batch, its values are not finite, or its
+                output is not that of softmax(scale * q k + bias) v.
+        """
         output, weights = call.run_plain()
         length = self.attention_mask.shape[1]
         if call.query.shape[2] != length or call.key.shape[2] != length:
@@ -53,23 +60,23 @@ class AttentionRecorder:
                 f"{call.name} attends from {call.query.shape[2]} to {call.key.shape[2]} positions of a batch "
                 f"of {length} tokens: only self-attention over the document's tokens can be calibrated"
             )
+        valid = self.attention_mask.bool()
+        self._check_finite(call.name, output[valid])
         with torch.autocast(call.query.device.type, enabled=False):
             logits, expected = recompute(call)
-        error = (expected - output.float())[self.attention_mask.bool()].abs().max()
+        error = (expected - output.float())[valid].abs().max()
         largest = call.value.float().abs().max().clamp(min=1e-6)
-        # A comparison that NaN fails as well.
-        if not error <= _TOLERANCE.get(output.dtype, 5e-2) * largest:
+        if not error <= _TOLERANCE.get(output.dtype, 5e-2) * largest:  # written so that NaN fails it
             raise ValueError(
                 f"{call.name} does not compute softmax(scale * query key + bias) value (recomputed output is off by "
                 f"{float(error):.3g}, values reach {float(largest):.3g}): this model's attention cannot be calibrated"
             )
         if self.intercepting:
-            # The bias reads masks as -inf or the dtype's minimum; other ones would count as biases.
-            bias_masks = (logits <= _MASKED_BELOW) & (logits > torch.finfo(logits.dtype).min)
-            valid = self.attention_mask.bool()
-            if (bias_masks & valid[:, None, :, None] & valid[:, None, None, :]).any():
+            # `AttentionBias` recognizes masks by -inf or the dtype's minimum. It would take others for biases.
+            weak_masks = (logits <= _MASKED_BELOW) & (logits > torch.finfo(logits.dtype).min)
+            if (weak_masks & valid[:, None, :, None] & valid[:, None, None, :]).any():
                 self.doubts.append(
-                    f"{call.name} masks keys with about {float(logits[bias_masks].max()):.3g} instead of -inf, the "
+                    f"{call.name} masks keys with about {float(logits[weak_masks].max()):.3g} instead of -inf, the "
                     "dtype's minimum or False: this model's attention cannot be calibrated"
                 )
             self._check_padding(call.name, logits)
@@ -77,37 +84,67 @@ class AttentionRecorder:
         return output, weights
 
     def weigh(self, call: SoftmaxCall) -> Tensor:
-        """Runs the plain softmax and checks that it is attention."""
+        """Runs the plain softmax and checks that it is attention over the tokens of the batch.
+
+        Raises:
+            ValueError: The weights are not finite.
+        """
         weights = call.softmax()
+        by_row = weights.reshape(call.logits.shape).transpose(1, 2)  # (B, L, H, L)
+        self._check_finite(call.name, by_row[self.attention_mask.bool()])
         self._check_padding(call.name, call.logits.float())
         self.modules.append(call.name)
         return weights
 
+    def _check_finite(self, name: str, values: Tensor) -> None:
+        """Checks what the plain attention computed at the positions of tokens; at padding, anything is allowed."""
+        if not values.isfinite().all():
+            raise non_finite_error(f"{name}, one of the model's attention layers,", values.dtype)
+
     def _check_padding(self, name: str, logits: Tensor) -> None:
-        """Checks that logits (B, H, L, L) are of this batch, sequence by sequence, and learns how masks look."""
+        """Checks that logits (B, H, L, L) mask the batch's padding, and takes note of how low masked logits are."""
         valid = self.attention_mask.bool()
         row, key = valid[:, None, :, None], valid[:, None, None, :]
-        hidden = logits <= _MASKED_BELOW
-        # Causality alone would hide padding on the right from the tokens, whosever padding it is, but not from the rows
-        # of padding behind it. Padding on the left may see anything: there is no token that it could see.
-        before = torch.ones_like(hidden[0, 0]).tril(-1)
-        behind_token = (valid.cumsum(1) > 0)[:, None, :, None]
-        of_padding = (~key & (row | (behind_token & before))).expand(logits.shape)
-        of_itself = (row & torch.eye(len(before), dtype=torch.bool, device=valid.device)).expand(logits.shape)
-        if not hidden[of_padding].all() or hidden[of_itself].any():
+        masked = logits <= _MASKED_BELOW
+        # Tokens must not see padding. Under a causal mask they would not see padding on their right in any case, be it
+        # of this sequence or another. So rows of padding after a token must not see earlier padding, either. Rows of
+        # padding on the left may see anything, since there is no token that they could see.
+        earlier = torch.ones_like(masked[0, 0]).tril(-1)
+        after_token = (valid.cumsum(1) > 0)[:, None, :, None]
+        must_be_masked = (~key & (row | (after_token & earlier))).expand(logits.shape)
+        # A token sees at least itself.
+        must_be_visible = (row & torch.eye(len(earlier), dtype=torch.bool, device=valid.device)).expand(logits.shape)
+        if not masked[must_be_masked].all() or masked[must_be_visible].any():
             self.doubts.append(
                 f"the logits of what looks like attention in {name} do not hide the batch's padding from its tokens, "
                 "or hide a token from itself: the model cannot be calibrated"
             )
-        if hidden.any():
-            self.highest_mask = max(self.highest_mask, float(logits[hidden].max()))
+        if masked.any():
+            self.highest_mask = max(self.highest_mask, float(logits[masked].max()))
+
+
+def non_finite_error(what: str, dtype: torch.dtype, hint: str = "") -> ValueError:
+    """Returns the error for a plain model, or a part of it, that computes NaN or infinite values by itself.
+
+    Args:
+        what: What computed them.
+        dtype: The dtype that the model computes in.
+        hint: A further fact about the cause.
+    """
+    wider = [str(d).removeprefix("torch.") for d in (torch.bfloat16, torch.float32) if d != dtype]
+    remedy = "check its weights"
+    if dtype in (torch.float16, torch.bfloat16):
+        remedy += f", or load it in {' or '.join(wider)}: model_kwargs={{'dtype': '{wider[0]}'}}"
+    return ValueError(
+        f"{what} gives NaN or infinite values in {str(dtype).removeprefix('torch.')} for a short text, before anything "
+        f"is calibrated{hint}. The plain model is at fault: {remedy}"
+    )
 
 
 def recompute(call: FusedCall) -> tuple[Tensor, Tensor]:
-    """Computes logits (B, H, L, K) and output (B, L, H, D_v) in float32 and unfused, L x L at once."""
-    n_groups = call.query.shape[1] // call.key.shape[1]
-    key = call.key.float().repeat_interleave(n_groups, dim=1)
-    value = call.value.float().repeat_interleave(n_groups, dim=1)
+    """Computes the logits (B, H, L, K) and the output (B, L, H, D_v) of a call in float32, as whole matrices."""
+    n_heads = call.query.shape[1]
+    key, value = expand_heads(call.key, n_heads).float(), expand_heads(call.value, n_heads).float()
     logits = call.query.float() @ key.transpose(-1, -2) * call.scale
     every = slice(0, call.query.shape[2])
     bias, visible = call.bias.block(slice(0, call.query.shape[0]), every, every, call.query.device)

@@ -1,7 +1,8 @@
-"""The fast path for mean pooling: every row calibrated in one pass over the keys, basket by basket.
+"""The fast implementation for mean pooling, where every row is calibrated: one pass over the keys, basket by basket.
 
-Attention restricted to basket b gives an output and a log-sum-exp; the plain output is the baskets' outputs weighted by
-the softmax of the log-sum-exps. With other weights the same sum is the calibrated output, and no L x L matrix exists.
+Attention over the keys of basket b alone gives an output o_b and the log-sum-exp lse_b of its logits. The plain output
+is sum_b w_b o_b with w = softmax(lse). With the blended shares of `blended_shares` in place of w, the same sum is the
+calibrated output. So no L x L matrix is needed.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ import torch
 from torch import Tensor
 
 from fair_calibration.access.attention_bias import AttentionBias
+from fair_calibration.access.attention_call import expand_heads
 from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
-from fair_calibration.method.kernels import attend_with_lse, expand_heads, select_kernel
+from fair_calibration.method.kernels import attend_with_lse, select_kernel
 from fair_calibration.method.shares import MASKED, blended_shares
-from fair_calibration.method.visible_baskets import BasketRun, SeenBasket, SeenBaskets, count_baskets, see_baskets
+from fair_calibration.method.visible_baskets import (
+    BasketRun,
+    VisibleBasket,
+    VisibleBaskets,
+    count_baskets,
+    find_visible_baskets,
+)
 
 _ROWS_PER_BLOCK = 1024  # torch's kernel for CPUs is slower below 768
-_CPU_BYTES = 16 * 2**20  # of basket outputs held at once: few enough to stay in cache
-_DEVICE_BYTES = 512 * 2**20
+_CPU_BYTES = 16 * 2**20  # the basket outputs held at once on CPUs, few enough to stay in cache
+_DEVICE_BYTES = 512 * 2**20  # the same on other devices
 
 
 def calibrate_all_rows(
@@ -35,17 +43,17 @@ def calibrate_all_rows(
 ) -> None:
     """Overwrites every valid row of every calibrated sequence in ``output`` with its calibrated one.
 
-    Rows of padding may be overwritten with anything finite.
+    Rows of padding may be overwritten with any finite numbers.
 
     Args:
-        output: (B, L, H, D_v), changed in place.
+        output: (B, L, H, D_v), changed in place. Of calibrated sequences it need not hold anything yet.
         query: (B, H, L, D).
         key: (B, H_kv, L, D).
         value: (B, H_kv, L, D_v).
-        bias: The call's masks and biases.
-        baskets: The batch's geometry, on the same device.
-        scale: What the products of query and key are multiplied by.
-        config: A resolved config.
+        bias: The masks and biases of the call.
+        baskets: The roles of the tokens, on the same device.
+        scale: The factor by which the products of query and key are multiplied.
+        config: The settings, with "auto" resolved.
         strength: In [0, 1].
     """
     n_sequences, _, length, _ = query.shape
@@ -53,20 +61,20 @@ def calibrate_all_rows(
         return
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
     on_cpu = query.device.type == "cpu"
-    # On a device all at once: many small launches would cost more than the padding does.
+    # On other devices the whole batch at once: many small kernel launches would cost more than the padding does.
     groups = _groups(baskets, value.shape[-1]) if on_cpu else [slice(0, n_sequences)]
     for group in groups:
         valid = baskets.valid[group] if on_cpu else ((0, length),)
         every_row = range(min(first for first, _ in valid), max(stop for _, stop in valid))
-        # Under autocast models hand them over in different dtypes.
+        # Under autocast, models pass query, key and value in different dtypes.
         group_query, group_key, group_value = (tensor[group].to(dtype) for tensor in (query, key, value))
         if on_cpu:
             group_key, group_value = (_lay_out(tensor, baskets.basket_size) for tensor in (group_key, group_value))
         row_steps, head_steps = _steps(group_query, group_value, every_row, count_baskets(baskets, group))
         for rows in row_steps:
-            seen = None if bias.is_per_head else _see_once(bias, baskets, group, rows, query.device)
+            visible = None if bias.is_per_head else _find_once(bias, baskets, group, rows, query.device)
             for heads, kv_heads in head_steps:
-                heads_bias = bias.of_heads(heads)
+                heads_bias = bias.select_heads(heads)
                 _calibrate_block(
                     output[group, rows, heads],
                     group_query[:, heads, rows],
@@ -74,7 +82,9 @@ def calibrate_all_rows(
                     group_value[:, kv_heads],
                     heads_bias,
                     baskets,
-                    see_baskets(heads_bias, baskets, group, rows, query.device) if seen is None else seen,
+                    find_visible_baskets(heads_bias, baskets, group, rows, query.device)
+                    if visible is None
+                    else visible,
                     group,
                     rows,
                     scale=scale,
@@ -83,32 +93,42 @@ def calibrate_all_rows(
                 )
 
 
-def _see_once(bias: AttentionBias, baskets: Baskets, group: slice, rows: slice, device: torch.device) -> SeenBaskets:
-    """Looks which baskets are seen, once for all layers where the looking costs more than what is kept of it."""
-    if device.type != "cpu" or bias.is_added:
-        return see_baskets(bias, baskets, group, rows, device)
+def _find_once(
+    bias: AttentionBias, baskets: Baskets, group: slice, rows: slice, device: torch.device
+) -> VisibleBaskets:
+    """Finds the visible baskets, once for all layers that share a mask.
+
+    Not cached with additive biases, which are large, nor on other devices than CPUs, where finding them is cheap.
+    """
+    if device.type != "cpu" or bias.is_additive:
+        return find_visible_baskets(bias, baskets, group, rows, device)
     key = (group.start, group.stop, rows.start, rows.stop)
-    return bias.keep(key, lambda: see_baskets(bias, baskets, group, rows, device))
+    return bias.cached(key, lambda: find_visible_baskets(bias, baskets, group, rows, device))
 
 
 def _groups(baskets: Baskets, dim: int) -> list[slice]:
-    """Cuts the batch into calibrated sequences that can be worked on together.
+    """Groups neighbouring calibrated sequences that can be computed together; the others are left out.
 
-    Their baskets begin at the same positions, so that a basket is one slice of all their keys, and there are equally
-    many, so that little padding is computed. What they take is bounded; alone a sequence may take more (`_steps`).
+    The sequences of a group have their baskets at the same positions, so that a basket is one slice of all their keys,
+    and equally many baskets, so that little padding is computed. The memory for their basket outputs is bounded. A
+    single sequence may exceed the bound; its rows and heads are cut by `_steps`.
+
+    Args:
+        baskets: The roles of the tokens.
+        dim: D_v.
     """
     groups: list[slice] = []
-    place = None
+    layout = None
     for i, (calibrated, content) in enumerate(zip(baskets.is_calibrated, baskets.content, strict=True)):
         if not calibrated:
             continue
-        last_place, place = place, None
+        last_layout, layout = layout, None
         n_baskets = count_baskets(baskets, slice(i, i + 1))
         if content is not None:
-            place = (content[0], n_baskets)
+            layout = (content[0], n_baskets)
         start, stop = baskets.valid[i]
-        n_bytes = min(stop - start, _ROWS_PER_BLOCK) * n_baskets * dim * 4  # of one head's basket outputs
-        joins = groups and groups[-1].stop == i and place is not None and place == last_place
+        n_bytes = min(stop - start, _ROWS_PER_BLOCK) * n_baskets * dim * 4  # the basket outputs of one head
+        joins = groups and groups[-1].stop == i and layout is not None and layout == last_layout
         if joins and (i + 1 - groups[-1].start) * n_bytes <= _CPU_BYTES:
             groups[-1] = slice(groups[-1].start, i + 1)
         else:
@@ -117,14 +137,24 @@ def _groups(baskets: Baskets, dim: int) -> list[slice]:
 
 
 def _steps(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> tuple[list[slice], list[tuple[slice, slice]]]:
-    """Cuts rows, and heads with their key-value heads, such that the outputs of all baskets stay in bounds at once."""
+    """Cuts rows and heads into steps, so that the memory for the outputs of all baskets is bounded.
+
+    Args:
+        query: (b, H, L, D).
+        value: (b, H_kv, L, D_v).
+        rows: The rows to cut.
+        n_baskets: The number of baskets.
+
+    Returns:
+        Slices of rows, and pairs of slices of heads and of the key-value heads that they share.
+    """
     n_sequences, n_heads = query.shape[:2]
     n_kv, dim = value.shape[1], value.shape[-1]
     n_groups = n_heads // n_kv
-    bytes_per_row = n_sequences * n_groups * n_baskets * dim * 4  # of one key-value head
+    bytes_per_row = n_sequences * n_groups * max(1, n_baskets) * dim * 4  # for one key-value head
     if query.device.type == "cpu":
         n_rows = min(len(rows), _ROWS_PER_BLOCK)
-        # Of one key-value head alone no copy is needed for the heads that share it.
+        # One key-value head at a time is broadcast to the heads that share it, without a copy.
         n_kv_heads = 1 if n_groups > 1 else max(1, _CPU_BYTES // (bytes_per_row * n_rows))
     else:
         n_rows = max(1, _DEVICE_BYTES // (bytes_per_row * n_kv))
@@ -141,7 +171,7 @@ def _calibrate_block(
     value: Tensor,
     bias: AttentionBias,
     baskets: Baskets,
-    seen: SeenBaskets,
+    visible: VisibleBaskets,
     group: slice,
     rows: slice,
     *,
@@ -149,22 +179,32 @@ def _calibrate_block(
     config: FairConfig,
     strength: float,
 ) -> None:
-    """Overwrites the output (b, l, h, D_v) of some rows and heads of a group of sequences.
+    """Overwrites the output of some rows and heads of a group of sequences.
 
-    ``output`` and ``query`` hold these rows alone, ``key`` and ``value`` all positions, each these heads alone.
-    ``bias`` and ``baskets`` are those of the whole batch, ``rows`` and ``group`` tell where in it, ``seen`` which
-    baskets count.
+    Args:
+        output: (b, l, h, D_v), only these rows and heads, changed in place.
+        query: (b, h, l, D), likewise.
+        key: (b, h_kv, K, D), the key-value heads that these heads share, all positions.
+        value: (b, h_kv, K, D_v), likewise.
+        bias: The masks and biases of these heads, of the whole batch.
+        baskets: The roles of the tokens of the whole batch.
+        visible: The baskets that these rows see.
+        group: Which b sequences of the batch.
+        rows: Which l rows of the sequences.
+        scale: The factor by which the products of query and key are multiplied.
+        config: The settings, with "auto" resolved.
+        strength: In [0, 1].
     """
     n_heads = query.shape[1]
-    run_outputs, lse = _attend_run(query, key, value, seen.run, scale)
+    run_outputs, lse = _attend_run(query, key, value, visible.run, scale)
     n_run = len(lse)
-    outputs, others_lse = _attend_others(query, key, value, seen.others, scale)
+    outputs, others_lse = _attend_others(query, key, value, visible.others, scale)
     lse += others_lse
     isolated_logits, isolated_visible = _isolated_logits(query, key, bias, baskets, group, rows, scale)
     shares = blended_shares(
         torch.stack(lse) if lse else isolated_logits[:0],
         isolated_logits,
-        _stack_sizes(seen) if lse else isolated_visible[:0].long(),
+        _stack_sizes(visible) if lse else isolated_visible[:0].long(),
         isolated_visible,
         n_kept=baskets.n_kept,
         config=config,
@@ -172,14 +212,14 @@ def _calibrate_block(
     )
     isolated_value = expand_heads(_take_keys(value, baskets.isolated[group]), n_heads).float()
     run_shares = shares.baskets[:n_run].movedim(0, 1)[..., None]  # (b, n, h, l, 1)
-    # Head by head where there is a run: what a head's baskets are summed up to stays in cache then.
+    # If there is a run, head by head, so that the sum over the baskets of a head stays in cache.
     for heads in [slice(i, i + 1) for i in range(n_heads)] if n_run else [slice(0, n_heads)]:
         if n_run:
             weighted = run_outputs[heads.start].float().mul_(run_shares[:, :, heads.start])
             result = weighted.sum(1)[:, None]  # (b, 1, l, D_v)
         else:
             result = torch.zeros_like(output, dtype=torch.float32).transpose(1, 2)
-        for basket, basket_output, share in zip(seen.others, outputs, shares.baskets[n_run:], strict=True):
+        for basket, basket_output, share in zip(visible.others, outputs, shares.baskets[n_run:], strict=True):
             result[:, :, basket.rows].addcmul_(basket_output[:, heads], share[:, heads, basket.rows, None])
         for i, share in enumerate(shares.isolated):
             result.addcmul_(isolated_value[:, heads, i, None], share[:, heads, :, None])
@@ -193,7 +233,12 @@ def _calibrate_block(
 def _attend_run(
     query: Tensor, key: Tensor, value: Tensor, run: BasketRun | None, scale: float
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Attends to each basket of a run: h outputs (b, n, l, D_v), and n log-sum-exps (b, h, l)."""
+    """Computes attention within each of the n baskets of a run, with one call per head for all of them.
+
+    Returns:
+        For each of the h heads the outputs (b, n, l, D_v), and for each basket the log-sum-exps (b, h, l). Both are
+        empty if there is no run.
+    """
     if run is None:
         return [], []
     kernel = select_kernel(query, value)
@@ -204,7 +249,7 @@ def _attend_run(
             tensor[:, kv_head, run.keys].view(len(tensor), n_baskets, -1, tensor.shape[-1]) for tensor in (key, value)
         )
         for head in range(kv_head * n_groups, (kv_head + 1) * n_groups):
-            # What the op takes for heads are the baskets here: one call for all of them.
+            # The baskets take the place of the heads in this call.
             head_output, head_lse = attend_with_lse(
                 query[:, head : head + 1].expand(-1, n_baskets, -1, -1),
                 head_key,
@@ -220,9 +265,14 @@ def _attend_run(
 
 
 def _attend_others(
-    query: Tensor, key: Tensor, value: Tensor, others: list[SeenBasket], scale: float
+    query: Tensor, key: Tensor, value: Tensor, others: list[VisibleBasket], scale: float
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Attends to baskets one by one: outputs (b, h, l', D_v) of the rows that see it, log-sum-exps (b, h, l)."""
+    """Computes attention within baskets one by one, with all heads at once.
+
+    Returns:
+        For each basket the outputs (b, h, rows, D_v) of the rows that see it, and the log-sum-exps (b, h, l) of all
+        rows, `MASKED` for the others.
+    """
     kernel = select_kernel(query, value)
     every = slice(0, query.shape[2])
     outputs, lse = [], []
@@ -254,7 +304,7 @@ def _isolated_logits(
     rows: slice,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the logits of the isolated tokens, float32 (I, b, H, l), and which of them each row sees."""
+    """Returns the logits of the isolated tokens, float32 (I, b, h, l), and which of them each row sees, bool."""
     isolated = baskets.isolated[group]
     isolated_key = expand_heads(_take_keys(key, isolated), query.shape[1])
     logits = query.float() @ isolated_key.float().transpose(-1, -2) * scale
@@ -266,16 +316,17 @@ def _isolated_logits(
     return torch.where(visible, logits, MASKED).movedim(-1, 0), visible.movedim(-1, 0)
 
 
-def _stack_sizes(seen: SeenBaskets) -> Tensor:
-    sizes = [*(seen.run.size if seen.run is not None else ()), *(basket.size for basket in seen.others)]
+def _stack_sizes(visible: VisibleBaskets) -> Tensor:
+    """Returns how many keys of each basket each row sees, with the baskets of the run first."""
+    sizes = [*(visible.run.size if visible.run is not None else ()), *(basket.size for basket in visible.others)]
     return torch.stack(torch.broadcast_tensors(*sizes))  # type: ignore[no-untyped-call]
 
 
 def _lay_out(tensor: Tensor, n_spare: int) -> Tensor:
-    """Copies keys or values (b, H_kv, K, D) to (b, H_kv, K + n_spare, D), zeros behind.
+    """Copies keys or values (b, H_kv, K, D) into contiguous memory, (b, H_kv, K + n_spare, D), with zeros at the end.
 
-    They are read many times, and models hand them over with the heads in between. With the spare places the last
-    basket can be taken as if it were full.
+    They are read many times, and models pass them in a layout in which the positions of a head are far apart. The zeros
+    let the last basket be read as if it were full.
     """
     n_sequences, n_heads, n_keys, dim = tensor.shape
     copy = tensor.new_empty(n_sequences, n_heads, n_keys + n_spare, dim)
@@ -285,7 +336,7 @@ def _lay_out(tensor: Tensor, n_spare: int) -> Tensor:
 
 
 def _take_keys(tensor: Tensor, keys: slice | Tensor) -> Tensor:
-    """Takes keys or values (b, H_kv, K, D) of a basket: a slice of them, or by positions (b, n)."""
+    """Takes n of the keys or values (b, H_kv, K, D): a slice of them, or positions int64 (b, n)."""
     if isinstance(keys, slice):
         return tensor[:, :, keys]
     index = keys[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3])

@@ -1,4 +1,7 @@
-"""Which tokens are content, which basket each is in, and which row is pooled: geometry from the mask alone."""
+"""The roles of the tokens in a batch: which are isolated, which basket each other one is in, which row is pooled.
+
+All of it follows from the attention mask and the settings alone.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,25 @@ from fair_calibration.config import FairConfig
 
 @dataclass(frozen=True)
 class Baskets:
-    """The baskets of one batch of B sequences padded to K keys, N baskets of S tokens at most, I isolated tokens.
+    """The roles of the tokens in a batch of B sequences padded to K keys.
+
+    There are at most N baskets of S tokens in a sequence, and I tokens outside the baskets.
 
     Attributes:
-        slots: int64 (B, N * S), the key position of every place in every basket; 0 where the place is empty.
-        filled: bool (B, N * S), which places hold a token.
-        isolated: int64 (B, I), the positions of the tokens outside the baskets; 0 where there is none.
-        isolated_filled: bool (B, I), which of them exist.
-        n_kept: How many of the I, the last ones, keep their own mass whatever the config says (an excluded prompt's).
-        segment_of_key: int64 (B, K): n for a token of basket n, N + i for isolated token i, N + I for padding.
-        pooled: int64 (B,), the row that is pooled, for cls and last pooling.
-        calibrated: bool (B,), False where a sequence has too little content and stays as it is.
-        is_calibrated: The same as a tuple, for decisions that must not wait for the device.
-        valid: For every sequence the range (first, last + 1) of its valid positions.
-        content: For every sequence the range of its content, or None where other positions stand in between.
+        slots: int64 (B, N * S), the key position of each token in each basket. A basket of fewer than S tokens has
+            empty slots at its end, which are 0.
+        filled: bool (B, N * S), which slots are not empty.
+        isolated: int64 (B, I), the positions of the tokens outside the baskets; 0 for one that a sequence lacks.
+        isolated_filled: bool (B, I), which of them the sequence has.
+        n_kept: The last ``n_kept`` of the I tokens are those of a prompt that pooling excludes. They keep their own
+            attention mass, whatever the config says of isolated tokens.
+        segment_of_key: int64 (B, K): n for a token in basket n, N + i for isolated token i, N + I for padding.
+        pooled: int64 (B,), the row that cls or last-token pooling takes.
+        calibrated: bool (B,), False for a sequence with too little content, which stays as it is.
+        is_calibrated: The same as a tuple of Python bools, so that reading it does not wait for the device.
+        valid: For every sequence, the range (first, last + 1) of its tokens.
+        content: For every sequence, the range (first, last + 1) of the tokens in baskets; None if other positions
+            stand between them.
         basket_size: S.
     """
 
@@ -45,7 +53,7 @@ class Baskets:
 
     @property
     def n_baskets(self) -> int:
-        """N, the most baskets that a sequence of the batch has."""
+        """N, the largest number of baskets in a sequence of the batch."""
         return self.slots.shape[1] // self.basket_size
 
     def to(self, device: torch.device) -> Baskets:
@@ -57,19 +65,19 @@ class Baskets:
 
 
 def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: int = 0) -> Baskets:
-    """Cuts the content of every sequence into consecutive baskets, the last one taking the remainder.
+    """Cuts the content of every sequence into consecutive baskets; the last one takes the remainder.
 
     Args:
-        attention_mask: (B, K), nonzero for valid tokens; padding may stand on either side.
-        config: A resolved config (`FairConfig.resolve`).
-        prompt_length: The number of leading tokens, BOS included, that pooling excludes. They are no content and keep
-            their own mass.
+        attention_mask: (B, K), nonzero for tokens and 0 for padding, which may stand on either side.
+        config: The settings, with "auto" resolved (`FairConfig.resolve`).
+        prompt_length: The number of leading tokens, BOS included, that pooling excludes. They are in no basket and keep
+            their own attention mass.
 
     Returns:
         The baskets, on the CPU.
 
     Raises:
-        ValueError: The mask is not (B, K), or the config is not resolved.
+        ValueError: ``attention_mask`` is not (B, K), or ``config`` has settings on "auto".
     """
     if attention_mask.ndim != 2:
         raise ValueError(f"attention_mask: expected shape (batch, length), got {tuple(attention_mask.shape)}")
@@ -77,11 +85,11 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
         raise ValueError("config: 'auto' settings must be resolved first, with FairConfig.resolve(pooling)")
     valid = attention_mask.detach().to("cpu").bool()
     n_sequences, length = valid.shape
-    rank = valid.cumsum(1) - 1  # of a valid token among the valid tokens of its sequence
+    rank = valid.cumsum(1) - 1  # the index of a token among the tokens of its sequence, not counting padding
     n_valid = valid.sum(1)
     first_rank = 0
     if config.pooling == "cls" and prompt_length:
-        first_rank = prompt_length  # pooling takes the first token behind the prompt
+        first_rank = prompt_length  # pooling takes the first token after the prompt
     is_bos = valid & (rank == first_rank)
     is_eos = valid & (rank == n_valid[:, None] - 1) & (rank > first_rank)
     groups: list[Tensor] = []
@@ -99,9 +107,9 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
     slots = torch.zeros(n_sequences, n_baskets * size, dtype=torch.int64)
     filled = torch.zeros(n_sequences, n_baskets * size, dtype=torch.bool)
     sequence, position = content.nonzero(as_tuple=True)
-    place = (content.cumsum(1) - 1)[sequence, position]
-    slots[sequence, place] = position
-    filled[sequence, place] = True
+    slot = (content.cumsum(1) - 1)[sequence, position]
+    slots[sequence, slot] = position
+    filled[sequence, slot] = True
 
     for i in range(prompt_length):
         groups.append(is_prompt & (rank == i))
@@ -114,7 +122,7 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
         isolated = torch.zeros(n_sequences, 0, dtype=torch.int64)
 
     segment = torch.full((n_sequences, length), n_baskets + len(groups), dtype=torch.int64)
-    segment[sequence, position] = place // size
+    segment[sequence, position] = slot // size
     for i, group in enumerate(groups):
         segment[group] = n_baskets + i
 
@@ -141,7 +149,7 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
 
 
 def _ranges(mask: Tensor) -> tuple[tuple[int, int], ...]:
-    """Returns (first, last + 1) of the true positions of every row, (0, 0) where there is none."""
+    """Returns (first, last + 1) of the positions of True in every row; (0, 0) if there is none."""
     positions = torch.arange(mask.shape[1])
     first = torch.where(mask, positions, mask.shape[1]).amin(1)
     stop = torch.where(mask, positions + 1, 0).amax(1)

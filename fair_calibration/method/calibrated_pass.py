@@ -1,4 +1,4 @@
-"""What a calibrated forward pass does with each attention call of a model."""
+"""What a calibrated forward pass does with each attention call of the model."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from fair_calibration.method.last_layer import PooledRows
 from fair_calibration.method.pooled_row import calibrate_pooled_row
 from fair_calibration.method.softmax_weights import calibrate_weights
 
-_MASKS_KEPT = 2  # of full attention, and of attention in a window
+_N_CACHED_MASKS = 2  # models use up to two, one for full attention and one for a sliding window
 
 
 @dataclass
 class CalibratedPass:
-    """The calibration of one forward pass over one batch.
+    """Calibrates the attention calls of one forward pass over one batch (an `AttentionHandler`).
 
     Attributes:
-        layers: The indices of the attention calls that are calibrated.
-        baskets: The batch's geometry, on the model's device.
-        config: A resolved config.
+        layers: Which attention calls are calibrated, counted from 0.
+        baskets: The roles of the tokens, on the model's device.
+        config: The settings, with "auto" resolved.
         strength: In (0, 1].
-        rows: Where only the pooled rows of the last layer, a calibrated one, are wanted: they begin there.
-        n_calls: How many attention calls have been made so far.
+        rows: If the last layer, a calibrated one, is computed for the pooled rows only: the mode that does so, which is
+            started in that layer. Else None.
+        n_calls: The number of attention calls so far.
     """
 
     layers: frozenset[int]
@@ -39,34 +40,41 @@ class CalibratedPass:
     strength: float
     rows: PooledRows | None = None
     n_calls: int = field(default=0)
-    _biases: deque[AttentionBias] = field(default_factory=lambda: deque(maxlen=_MASKS_KEPT))
+    _biases: deque[AttentionBias] = field(default_factory=lambda: deque(maxlen=_N_CACHED_MASKS))
 
-    def _is_calibrated(self) -> bool:
-        """Counts one more call and tells whether its turn is one of ``layers``."""
+    def _next_is_calibrated(self) -> bool:
+        """Counts one more call and returns whether it is to be calibrated."""
         self.n_calls += 1
         return self.n_calls - 1 in self.layers
 
-    def _begins_rows(self) -> PooledRows | None:
-        """Returns ``rows`` if the turn of the last of ``layers`` has come."""
+    def _rows_from_here(self) -> PooledRows | None:
+        """Returns ``rows`` if the current call is that of the last calibrated layer."""
         return self.rows if self.n_calls - 1 == max(self.layers) else None
 
-    def _known(self, bias: AttentionBias) -> AttentionBias:
-        """Returns the bias of an earlier layer with the same masks, with what was read off them."""
-        # Each layer's graph is its own; and so are large biases in some models, which are not to outlive their layer.
-        if torch.is_grad_enabled() or bias.is_added:
+    def _with_cache(self, bias: AttentionBias) -> AttentionBias:
+        """Returns the `AttentionBias` of an earlier layer with the same masks, if there is one, for its cached results.
+
+        Additive biases are not shared: in some models each layer has a large one of its own, which would be kept in
+        memory. With gradients nothing is shared, since each layer needs its own graph.
+        """
+        if torch.is_grad_enabled() or bias.is_additive:
             return bias
-        for known in self._biases:
-            if known.tells_as(bias):
-                return known
+        for earlier in self._biases:
+            if earlier.has_same_masks(bias):
+                return earlier
         self._biases.append(bias)
         return bias
 
     def weigh(self, call: SoftmaxCall) -> Tensor:
-        """Runs the softmax of one attention call and calibrates its weights if its turn is one of ``layers``."""
+        """Runs one softmax, and calibrates its weights if its layer is a calibrated one.
+
+        Returns:
+            The weights in the model's shape.
+        """
         weights = call.softmax()
-        if self._is_calibrated():
+        if self._next_is_calibrated():
             if weights.requires_grad:
-                weights = weights.clone()  # the softmax's backward needs its own output
+                weights = weights.clone()  # softmax needs its unchanged result in the backward pass
             with torch.autocast(weights.device.type, enabled=False):
                 calibrate_weights(
                     weights.view(call.logits.shape),
@@ -76,13 +84,20 @@ class CalibratedPass:
                     config=self.config,
                     strength=self.strength,
                 )
-            if (rows := self._begins_rows()) is not None:
+            if (rows := self._rows_from_here()) is not None:
                 rows.begin()
         return weights
 
     def attend(self, call: FusedCall) -> tuple[Tensor, Tensor | None]:
-        """Runs one attention call, calibrated if its turn is one of ``layers``."""
-        if not self._is_calibrated():
+        """Runs one attention call, and calibrates its output if its layer is a calibrated one.
+
+        Returns:
+            The output (B, L, H, D_v), and the attention weights. The latter are None for a calibrated layer.
+
+        Raises:
+            ValueError: The call is to be calibrated, but does not attend over the tokens of the batch.
+        """
+        if not self._next_is_calibrated():
             return call.run_plain()
         length, n_keys = self.baskets.segment_of_key.shape[1], call.key.shape[2]
         if call.query.shape[2] != length or n_keys != length:
@@ -93,29 +108,30 @@ class CalibratedPass:
         every_row = self.config.pooling == "mean"
         if every_row and all(self.baskets.is_calibrated):
             padded = any(valid != (0, length) for valid in self.baskets.valid)
-            # Rows of padding are written by nobody.
+            # No plain output is needed, as all rows of tokens are overwritten. Rows of padding are not, so they have to
+            # start as zeros.
             allocate = call.value.new_zeros if padded else call.value.new_empty
             output = allocate((call.query.shape[0], length, call.query.shape[1], call.value.shape[-1]))
-        elif (rows := self._begins_rows()) is not None and all(self.baskets.is_calibrated):
-            # No one reads the other rows, so that there is no attention to compute but the pooled rows' own.
+        elif (rows := self._rows_from_here()) is not None and all(self.baskets.is_calibrated):
+            # Nothing reads the other rows of this layer, so the plain attention need not run.
             output = call.value.new_zeros((call.query.shape[0], length, call.query.shape[1], call.value.shape[-1]))
         else:
             output = call.run_plain()[0]
             if output.requires_grad:
-                output = output.clone()  # fused attention's backward needs its own output
-        # Weights are computed in float32, also where autocast would have matrix products in half precision.
+                output = output.clone()  # fused attention needs its unchanged output in the backward pass
+        # Autocast would run the matrix products of the calibration in half precision; they need float32.
         with torch.autocast(call.query.device.type, enabled=False):
             (calibrate_all_rows if every_row else calibrate_pooled_row)(
                 output,
                 call.query,
                 call.key,
                 call.value,
-                self._known(call.bias),
+                self._with_cache(call.bias),
                 self.baskets,
                 scale=call.scale,
                 config=self.config,
                 strength=self.strength,
             )
-        if not every_row and (rows := self._begins_rows()) is not None:
+        if not every_row and (rows := self._rows_from_here()) is not None:
             rows.begin()
-        return output, None  # eager attention's weights would be the plain ones
+        return output, None  # the weights of eager attention would be the plain ones

@@ -1,4 +1,4 @@
-"""Attention that also returns the log-sum-exp of the logits: what the all-rows path is built on."""
+"""Attention that also returns the log-sum-exp of its logits, which `all_rows` is built on."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fair_calibration.access.attention_call import expand_heads
 from fair_calibration.method.shares import MASKED
 
 Kernel = Literal["cpu_flash", "math"]
-"""``"cpu_flash"``: torch's fused attention for CPUs. ``"math"``: plain matrix products, any device, differentiable."""
-_VECTOR = 16
+"""``"cpu_flash"``: torch's fused attention for CPUs. ``"math"``: matrix products, for any device, differentiable."""
+_VECTOR = 16  # float32 numbers in an AVX-512 register
 
 
 def select_kernel(query: Tensor, value: Tensor) -> Kernel:
-    """Returns the kernel for these tensors. The choice depends on their kind alone, so that it is reproducible."""
+    """Chooses the kernel for tensors of this device and dtype, regardless of their values.
+
+    Args:
+        query: (b, H, l, D).
+        value: (b, H_kv, n, D_v).
+    """
     fused = (
         query.device.type == "cpu"
         and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and query.shape[-1] == value.shape[-1]
-        # The fused op gives no gradient of the log-sum-exp.
+        # The fused op has no gradient for the log-sum-exp.
         and not (torch.is_grad_enabled() and (query.requires_grad or value.requires_grad))
     )
     return "cpu_flash" if fused else "math"
@@ -36,26 +42,27 @@ def attend_with_lse(
     scale: float,
     kernel: Kernel,
 ) -> tuple[Tensor, Tensor]:
-    """Computes softmax attention and the log-sum-exp of its logits.
+    """Computes softmax attention and, for every row, the log-sum-exp of its logits.
 
     Args:
         query: (b, H, l, D).
         key: (b, H_kv, n, D); H is a multiple of H_kv.
         value: (b, H_kv, n, D_v).
         bias: float32, broadcastable to (b, H, l, n), added to the scaled logits; or None.
-        visible: bool, broadcastable to (b, H, l, n); or None where every key is seen.
-        scale: What the products of query and key are multiplied by.
+        visible: bool, broadcastable to (b, H, l, n), True where a row sees a key; or None if all rows see all keys.
+        scale: The factor by which the products of query and key are multiplied.
         kernel: From `select_kernel`.
 
     Returns:
-        The output (b, H, l, D_v), and the log-sum-exp, float32 (b, H, l). Where a row sees no key the output is finite
-        and the log-sum-exp is about `MASKED`.
+        The output (b, H, l, D_v), and the log-sum-exp, float32 (b, H, l). If a row sees no key, its output is some
+        finite number and its log-sum-exp is about `MASKED`.
     """
     mask = bias
     if visible is not None:
         mask = torch.where(visible, 0.0 if bias is None else bias, MASKED)
     if kernel == "cpu_flash":
-        # 127 keys take this op 1.6 times as long as 128 (torch 2.13, AVX-512), so hidden ones fill up the last vector.
+        # This op takes 1.6 times as long for 127 keys as for 128 (torch 2.13, AVX-512), so the keys are padded with
+        # hidden ones to a multiple of the vector size.
         if n_missing := -key.shape[2] % _VECTOR:
             key, value = (torch.nn.functional.pad(tensor, (0, 0, 0, n_missing)) for tensor in (key, value))
             mask = key.new_zeros(1, 1, 1, key.shape[2] - n_missing, dtype=torch.float32) if mask is None else mask
@@ -71,11 +78,3 @@ def attend_with_lse(
         logits = logits + mask
     lse = logits.logsumexp(-1)
     return (logits - lse[..., None]).exp() @ value.float(), lse
-
-
-def expand_heads(tensor: Tensor, n_heads: int) -> Tensor:
-    """Repeats the key or value heads (b, H_kv, n, D) of grouped-query attention to (b, H, n, D); one is not copied."""
-    n_groups = n_heads // tensor.shape[1]
-    if tensor.shape[1] == 1:
-        return tensor.expand(-1, n_heads, -1, -1)
-    return tensor if n_groups == 1 else tensor.repeat_interleave(n_groups, dim=1)

@@ -1,9 +1,10 @@
-"""The last layer for the pooled rows alone: with cls and last-token pooling nothing else of its output is read.
+"""Computing the last layer for the pooled rows only, since cls and last-token pooling read no other row of it.
 
-Behind the last attention a transformer treats every token by itself. So the last attention is computed for one row of
-each sequence, and from then on so are the linear layers, where most of the time goes. What stands between them, such as
-residuals and norms, runs over all rows: one row is broadcast to them, and the others hold numbers without a meaning.
-That this leaves the pooled row as it is, is proven on every model by a forward pass both ways, before it is used.
+After its last attention a transformer processes every token independently of the others. So the last attention is
+computed for one row of each sequence, and the linear layers after it, where most of the time goes, for this row too.
+What stands between them, such as residual connections and norms, still runs over all rows: the one row is broadcast to
+them, and the other rows hold meaningless numbers. Before this is used with a model, a forward pass both ways checks
+that the pooled rows come out the same.
 """
 
 from __future__ import annotations
@@ -20,22 +21,30 @@ from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
 from fair_calibration.poolings import check_pooled_directly
 
-# Largest difference to the whole layer, relative to the largest value: roundings of products of other shapes, behind
-# norms. Rows that are mixed, or computed from numbers without a meaning, are off by about 1.
+# Largest difference from the whole layer, relative to the largest value: matrix products of other shapes round
+# differently. If rows are mixed, or computed from meaningless numbers, they are off by about 1.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 class PooledRows(TorchFunctionMode):
-    """While entered, and from `begin` on, computes linear layers for one row per sequence. Modes are of one thread.
+    """A context in which, after `begin`, linear layers are computed for one row per sequence only, in this thread.
 
     Attributes:
         pooled: int64 (B,), the row of each sequence.
         length: L.
-        n_linear: How many linear layers were cut so far.
+        n_linear: The number of linear layers that were computed for these rows only.
     """
 
     def __init__(self, pooled: Tensor, length: int) -> None:
-        """Takes note of the rows; B and L must differ, since layers are told by them."""
+        """Prepares one forward pass.
+
+        Args:
+            pooled: int64 (B,), the row of each sequence.
+            length: L.
+
+        Raises:
+            ValueError: B equals L. Then (B, L) could not be told from (L, B) in the shapes of a layer's input.
+        """
         super().__init__()
         if len(pooled) == length:
             raise ValueError(f"pooled: as many sequences as positions ({length}) cannot be told apart")
@@ -46,13 +55,13 @@ class PooledRows(TorchFunctionMode):
         self._begun = False
 
     def begin(self) -> None:
-        """From here on, only the pooled rows are right."""
+        """Starts cutting the linear layers: called in the last attention layer, after which only pooled rows count."""
         self._begun = True
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs one function of torch."""
+        """Runs one of torch's functions, a linear layer for the pooled rows only."""
         kwargs = kwargs or {}
         if self._begun and func is nn.functional.linear:
             args, kwargs = self._cut(*args, **kwargs), {}
@@ -65,7 +74,7 @@ class PooledRows(TorchFunctionMode):
         return input, weight, bias
 
     def hide_others(self, states: Tensor) -> Tensor:
-        """Returns the model's output (B, L, D) with NaN in all rows but the pooled ones: no one is to read them."""
+        """Returns the model's output (B, L, D) with NaN in all other rows, so that reading them is noticed."""
         hidden = torch.full_like(states, torch.nan)
         hidden[self._sequences, self.pooled] = states[self._sequences, self.pooled]
         return hidden
@@ -73,12 +82,12 @@ class PooledRows(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class LastLayer:
-    """The last layer of a model that was proven to leave its pooled rows as they are when computed for them alone.
+    """A model's last layer, after `prove` found that it can be computed for the pooled rows only.
 
     Attributes:
-        name: What errors call the model.
-        n_layers: Its attention layers.
-        n_linear: How many linear layers are cut.
+        name: The name of the model in error messages.
+        n_layers: The number of its attention layers.
+        n_linear: The number of linear layers after the last attention.
     """
 
     name: str
@@ -86,10 +95,18 @@ class LastLayer:
     n_linear: int
 
     def rows(self, config: FairConfig, followers: Sequence[nn.Module], baskets: Baskets) -> PooledRows | None:
-        """Returns the rows of a batch; None where they cannot be told apart, and all are computed.
+        """Returns the context in which a batch is encoded.
+
+        Args:
+            config: The settings, with "auto" resolved.
+            followers: The modules that documents pass through after the transformer.
+            baskets: The roles of the tokens.
+
+        Returns:
+            None if the batch has as many sequences as positions: then all rows are computed (see `PooledRows`).
 
         Raises:
-            ValueError: The modules behind it or settings were changed, so that other rows are read.
+            ValueError: The settings or the modules were changed, so that other rows are read.
         """
         n_sequences, length = baskets.segment_of_key.shape
         if n_sequences == length:
@@ -98,19 +115,25 @@ class LastLayer:
         return PooledRows(baskets.pooled, length)
 
     def without_others(self, rows: PooledRows, result: dict[str, Any], output: str) -> dict[str, Any]:
-        """Returns the features with NaN in all rows of ``output``, (B, L, D), but the pooled ones.
+        """Returns the features with NaN in all rows of the output but the pooled ones.
+
+        Args:
+            rows: From `rows`, after the forward pass.
+            result: The transformer's features.
+            output: The name among them of the output, (B, L, D).
 
         Raises:
-            ValueError: Other layers were cut than those that were proven, or states of all layers are asked for.
+            ValueError: The model ran other linear layers than when it was checked, or it returns the states of all
+                layers.
         """
         if rows.n_linear != self.n_linear:
             raise ValueError(
-                f"{self.name} ran {rows.n_linear} linear layers behind its last attention instead of the "
+                f"{self.name} ran {rows.n_linear} linear layers after its last attention instead of the "
                 f"{self.n_linear} recorded. Were adapters added or removed? Calibrate the model again"
             )
         if "all_layer_embeddings" in result:
             raise ValueError(
-                "output_hidden_states: with pooled_row_only the last layer's states are not all there; calibrate "
+                "output_hidden_states: with pooled_row_only most states of the last layer are not computed; calibrate "
                 "without it"
             )
         return {**result, output: rows.hide_others(result[output])}
@@ -125,20 +148,21 @@ def prove(
     rows: PooledRows,
     encode: Callable[[PooledRows | None], Tensor],
 ) -> LastLayer:
-    """Proves that the last layer of a model may be computed for the pooled rows alone.
+    """Checks on a short batch, the probe, that the last layer of a model can be computed for the pooled rows only.
 
     Args:
         model: The transformer.
-        name: What errors call it.
-        config: A resolved config.
-        followers: The modules that documents pass behind the transformer.
-        n_layers: Its attention layers.
-        rows: Those of the probe, used up by this.
-        encode: Runs the calibrated model over the probe, with these rows or whole, giving its output (B, L, D).
+        name: Its name in error messages.
+        config: The settings, with "auto" resolved.
+        followers: The modules that documents pass through after the transformer.
+        n_layers: The number of its attention layers.
+        rows: The pooled rows of the probe. They cannot be used again afterwards.
+        encode: Runs the calibrated model over the probe, for these rows only or whole (None), and returns its output
+            (B, L, D).
 
     Raises:
-        ValueError: Other rows are read, the last layer is not calibrated, the pooled rows come out otherwise, or there
-            is nothing that could be left out.
+        ValueError: Other rows of the last layer are read, it is not calibrated, its pooled rows come out differently,
+            or it has no linear layer to leave rows out of.
     """
     _check(config, followers, n_layers)
     training = [(module, module.training) for module in model.modules()]
@@ -148,9 +172,9 @@ def prove(
             whole = encode(None)
             try:
                 part = encode(rows)
-            except RuntimeError as error:  # of shapes
+            except RuntimeError as error:  # such as shapes that do not fit
                 raise ValueError(
-                    f"{name} does not run with one row per sequence behind its last attention ({error}): calibrate it "
+                    f"{name} does not run with one row per sequence after its last attention ({error}): calibrate it "
                     "without pooled_row_only"
                 ) from error
     finally:
@@ -159,31 +183,29 @@ def prove(
     if part.shape != whole.shape:
         raise ValueError(
             f"{name} returns states of shape {tuple(part.shape)} instead of {tuple(whole.shape)} with one row per "
-            "sequence behind its last attention: calibrate it without pooled_row_only"
+            "sequence after its last attention: calibrate it without pooled_row_only"
         )
     if not rows.n_linear:
         raise ValueError(
-            f"{name} has no linear layer over (batch, length, size) behind its last attention: there is nothing to "
-            "leave out; calibrate it without pooled_row_only"
+            f"{name} has no linear layer over (batch, length, size) after its last attention, so nothing could be left "
+            "out: calibrate it without pooled_row_only"
         )
     sequences = torch.arange(len(whole), device=whole.device)
     expected, got = (states[sequences, rows.pooled].double() for states in (whole, part))
     off, largest = (got - expected).abs().max(), expected.abs().max()
-    if not off <= _TOLERANCE.get(whole.dtype, 1e-1) * largest:  # a comparison that NaN fails as well
+    if not off <= _TOLERANCE.get(whole.dtype, 1e-1) * largest:  # written so that NaN fails it
         raise ValueError(
-            f"{name} mixes tokens behind its last attention (the pooled row alone is off by {float(off):.3g}, values "
+            f"{name} mixes tokens after its last attention (the pooled row alone is off by {float(off):.3g}, values "
             f"reach {float(largest):.3g}): calibrate it without pooled_row_only"
         )
     return LastLayer(name, n_layers, rows.n_linear)
 
 
 def _check(config: FairConfig, followers: Sequence[nn.Module], n_layers: int) -> None:
-    """Checks that nothing but the pooled rows of the last layer is read, and that it is calibrated."""
-    if config.chunk_size is not None:
-        raise ValueError("pooled_row_only: chunks (chunk_size) are encoded by the plain model, whole; set it to False")
+    """Checks that only the pooled rows of the last layer are read, and that it is a calibrated one."""
     if config.pooling == "mean":
         raise ValueError("pooled_row_only: mean pooling reads every row of the last layer; set it to False")
-    check_pooled_directly(followers, config, setting="pooled_row_only")
+    check_pooled_directly(followers, config.pooling, setting="pooled_row_only")
     if n_layers - 1 not in config.select_layers(n_layers):
         raise ValueError(
             f"pooled_row_only: layer {n_layers - 1}, the last one, is not among the calibrated ones (layers="

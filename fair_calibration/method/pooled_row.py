@@ -1,4 +1,7 @@
-"""The fast path for cls and last-token pooling: recompute the pooled token's one row, O(L), and blend it in."""
+"""The fast implementation for cls and last-token pooling, where only the pooled token's row is calibrated.
+
+The model's own attention runs unchanged. Then the one row is recomputed, which costs O(L), and put into the output.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,23 @@ from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
 from fair_calibration.method.shares import MASKED, blended_shares
 
-_STEP_BYTES = 64 * 2**20  # of float32 keys or values at once, on devices where many small steps cost more than memory
+# How much of the keys or values is converted to float32 at once on accelerators, where many small steps cost more than
+# memory.
+_STEP_BYTES = 64 * 2**20
 
 
-class SeenKeys(NamedTuple):
-    """What one row per sequence, or R rows of any heads, sees.
+class VisibleKeys(NamedTuple):
+    """Which keys some rows see. Each sequence has one row that counts for all heads, or R rows.
 
     Attributes:
-        keys: bool (B, 1 or R, K).
-        places: bool (B, 1 or R, N, S), of the places in baskets.
-        sizes: int64 (N, B, 1 or R), how many keys of each basket.
-        isolated: bool (I, B, 1 or R), of the isolated tokens.
+        keys: bool (B, 1 or R, K), by key position.
+        slots: bool (B, 1 or R, N, S), by slot of each basket; False for empty slots.
+        sizes: int64 (N, B, 1 or R), the number of keys seen in each basket.
+        isolated: bool (I, B, 1 or R), by isolated token.
     """
 
     keys: Tensor
-    places: Tensor
+    slots: Tensor
     sizes: Tensor
     isolated: Tensor
 
@@ -45,84 +50,118 @@ def calibrate_pooled_row(
 ) -> None:
     """Overwrites the pooled row of every calibrated sequence in ``output`` with its calibrated one.
 
-    Beside the plain attention this takes B x H x K logits in float32; no L x L matrix exists.
+    In addition to the plain attention this takes B x H x K logits in float32, but no L x K matrix.
 
     Args:
-        output: (B, L, H, D_v), the plain attention's output, changed in place.
+        output: (B, L, H, D_v), the output of the plain attention, changed in place.
         query: (B, H, L, D).
         key: (B, H_kv, K, D).
         value: (B, H_kv, K, D_v).
-        bias: The call's masks and biases.
-        baskets: The batch's geometry, on the same device.
-        scale: What the products of query and key are multiplied by.
-        config: A resolved config.
+        bias: The masks and biases of the call.
+        baskets: The roles of the tokens, on the same device.
+        scale: The factor by which the products of query and key are multiplied.
+        config: The settings, with "auto" resolved.
         strength: In [0, 1].
     """
     sequences = torch.arange(query.shape[0], device=query.device)
     query_row = query[sequences, :, baskets.pooled]  # (B, H, D)
-    row_bias, seen = bias.keep("pooled", lambda: _read_row(bias, baskets))
-    # The logits are handed over, not kept: they are as large as the weights.
-    weights = blended_weights(_row_logits(query_row, key, row_bias, seen.keys, scale), seen, baskets, config, strength)
+    row_bias, visible = bias.cached("pooled", lambda: _read_row(bias, baskets))
+    # The logits are as large as the weights. No variable here refers to them, so that they can be freed early.
+    weights = blended_weights(
+        _row_logits(query_row, key, row_bias, visible.keys, scale), visible, baskets, config, strength
+    )
     row = _weighted_values(weights, value)  # (B, H, D_v)
     plain = output[sequences, baskets.pooled]
     output[sequences, baskets.pooled] = torch.where(baskets.calibrated[:, None, None], row.to(output.dtype), plain)
 
 
-def _read_row(bias: AttentionBias, baskets: Baskets) -> tuple[Tensor | None, SeenKeys]:
-    """Reads the pooled rows: their bias, broadcastable to (B, H, K), and what they see."""
+def _read_row(bias: AttentionBias, baskets: Baskets) -> tuple[Tensor | None, VisibleKeys]:
+    """Reads the bias of the pooled rows, broadcastable to (B, H, K), and which keys they see."""
     row_bias, visible = bias.rows(baskets.pooled, baskets.segment_of_key.shape[1])
-    return row_bias, see_keys(visible, baskets)
+    return row_bias, find_visible_keys(visible, baskets)
 
 
-def see_keys(visible: Tensor | None, baskets: Baskets) -> SeenKeys:
-    """Looks what rows see, given which keys of the sequences' own they may: bool (B or 1, 1 or R, K), None for all."""
+def find_visible_keys(visible: Tensor | None, baskets: Baskets) -> VisibleKeys:
+    """Sorts the keys that some rows see by basket.
+
+    Args:
+        visible: bool (B or 1, 1 or R, K), which keys the masks let the rows see; None for all. Padding is excluded
+            here, whatever the masks say of it.
+        baskets: The roles of the tokens.
+    """
     in_sequence = (baskets.segment_of_key < baskets.n_baskets + baskets.isolated.shape[1])[:, None]
     keys = in_sequence if visible is None else visible & in_sequence
     n_sequences, n_rows, _ = keys.shape
     slots, isolated = (index[:, None].expand(-1, n_rows, -1) for index in (baskets.slots, baskets.isolated))
-    places = (keys.gather(2, slots) & baskets.filled[:, None]).view(n_sequences, n_rows, baskets.n_baskets, -1)
-    return SeenKeys(
+    visible_slots = keys.gather(2, slots) & baskets.filled[:, None]
+    by_basket = visible_slots.view(n_sequences, n_rows, baskets.n_baskets, -1)
+    return VisibleKeys(
         keys=keys,
-        places=places,
-        sizes=places.sum(-1).movedim(-1, 0),
+        slots=by_basket,
+        sizes=by_basket.sum(-1).movedim(-1, 0),
         isolated=(keys.gather(2, isolated) & baskets.isolated_filled[:, None]).movedim(-1, 0),
     )
 
 
-def blended_weights(logits: Tensor, seen: SeenKeys, baskets: Baskets, config: FairConfig, strength: float) -> Tensor:
-    """Turns the logits of one row per sequence, float32 (B, H, K), into its blended attention weights."""
+def blended_weights(
+    logits: Tensor, visible: VisibleKeys, baskets: Baskets, config: FairConfig, strength: float
+) -> Tensor:
+    """Turns the logits of some rows into calibrated attention weights, blended with the plain ones by the strength.
+
+    Args:
+        logits: float32 (B, H, K): one row per sequence and head, or with R in place of H any R rows per sequence.
+            Keys that a row does not see are at `MASKED`.
+        visible: Which keys the rows see.
+        baskets: The roles of the tokens.
+        config: The settings, with "auto" resolved.
+        strength: In [0, 1].
+
+    Returns:
+        The weights, float32 (B, H, K).
+    """
     n_sequences, n_heads, _ = logits.shape
     slots = baskets.slots[:, None].expand(-1, n_heads, -1)
-    places = logits.gather(2, slots).view(n_sequences, n_heads, baskets.n_baskets, baskets.basket_size)
-    places.masked_fill_(~seen.places, MASKED)
-    # logsumexp by hand: in place, it halves the peak of memory.
-    peak = places.detach().amax(-1, keepdim=True)
-    lse = places.sub_(peak).exp_().sum(-1).log() + peak.squeeze(-1)
-    del places
+    by_basket = logits.gather(2, slots).view(n_sequences, n_heads, baskets.n_baskets, baskets.basket_size)
+    by_basket.masked_fill_(~visible.slots, MASKED)
+    # The same as torch.logsumexp, but in place, which halves the peak memory.
+    peak = by_basket.detach().amax(-1, keepdim=True)
+    lse = by_basket.sub_(peak).exp_().sum(-1).log() + peak.squeeze(-1)
+    del by_basket
 
     isolated_logits = logits.gather(2, baskets.isolated[:, None].expand(-1, n_heads, -1))
     shares = blended_shares(
         lse.movedim(-1, 0),
         isolated_logits.movedim(-1, 0),
-        seen.sizes,
-        seen.isolated,
+        visible.sizes,
+        visible.isolated,
         n_kept=baskets.n_kept,
         config=config,
         strength=strength,
     )
-    # A key's weight is its share of its basket's softmax, exp(logit - lse), times what the basket gets.
-    nothing = torch.zeros_like(lse[..., :1])  # the segment of padding
+    # The weight of a key is its weight within its basket, exp(logit - lse), times the basket's share.
+    nothing = torch.zeros_like(lse[..., :1])  # for the segment of padding
     segment = baskets.segment_of_key[:, None].expand(-1, n_heads, -1)
     share = torch.cat([shares.baskets.movedim(0, -1), shares.isolated.movedim(0, -1), nothing], dim=-1)
     total = torch.cat([lse, isolated_logits, nothing], dim=-1)
-    # Hidden first: of a hidden key exp(logit - total) could overflow.
-    within = total.neg().gather(2, segment).add_(logits).masked_fill_(~seen.keys, -torch.inf).exp_()
+    # Hidden keys are masked before exp, since exp(logit - total) could overflow for them.
+    within = total.neg().gather(2, segment).add_(logits).masked_fill_(~visible.keys, -torch.inf).exp_()
     del logits
     return share.gather(2, segment).mul_(within)
 
 
 def _row_logits(query_row: Tensor, key: Tensor, bias: Tensor | None, visible: Tensor, scale: float) -> Tensor:
-    """Multiplies (B, H, D) with the keys (B, H_kv, K, D) in float32, giving logits (B, H, K), `MASKED` where hidden."""
+    """Computes the logits of one row per sequence in float32.
+
+    Args:
+        query_row: (B, H, D).
+        key: (B, H_kv, K, D).
+        bias: Added to the logits, broadcastable to (B, H, K); or None.
+        visible: bool (B, 1 or H, K), which keys the rows see.
+        scale: The factor of the products.
+
+    Returns:
+        float32 (B, H, K), `MASKED` for keys that are not visible.
+    """
     n_sequences, n_heads, dim = query_row.shape
     n_kv, n_keys = key.shape[1:3]
     grouped = query_row.float().view(n_sequences, n_kv, n_heads // n_kv, dim) * scale
@@ -136,7 +175,7 @@ def _row_logits(query_row: Tensor, key: Tensor, bias: Tensor | None, visible: Te
 
 
 def _weighted_values(weights: Tensor, value: Tensor) -> Tensor:
-    """Sums the values (B, H_kv, K, D_v) by the weights, float32 (B, H, K), giving float32 (B, H, D_v)."""
+    """Sums values (B, H_kv, K, D_v) with weights, float32 (B, H, K), into outputs, float32 (B, H, D_v)."""
     n_sequences, n_heads, n_keys = weights.shape
     n_kv = value.shape[1]
     grouped = weights.view(n_sequences, n_kv, n_heads // n_kv, n_keys)
@@ -145,7 +184,10 @@ def _weighted_values(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def _steps(tensor: Tensor) -> list[slice]:
-    """Cuts the batch so that float32 copies stay small. One sequence at a time needs no copy at all in float32."""
+    """Cuts the batch into slices whose float32 copies stay small.
+
+    On CPUs that is one sequence at a time, since then float32 keys and values are multiplied without any copy.
+    """
     n_sequences = tensor.shape[0]
     per_step = 1
     if tensor.device.type != "cpu":

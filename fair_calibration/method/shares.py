@@ -1,4 +1,8 @@
-"""How much attention every basket and isolated token gets: the target shares, blended with the plain masses."""
+"""How much of a row's attention every basket and every isolated token gets.
+
+The mass of a basket is the sum of the model's own attention weights over its keys. Its target share is what full
+calibration would give it. What it gets is a blend of the two, weighted by the strength.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,17 @@ from torch import Tensor
 from fair_calibration.config import FairConfig
 
 MASKED = torch.finfo(torch.float32).min / 2
-"""The logit of a key that a row cannot see: finite, so that a row or basket without visible keys gives no NaN."""
+"""The logit used for a key that a row cannot see. It is finite, so that rows or baskets without any visible key do not
+give NaN."""
 
 
 class Shares(NamedTuple):
-    """The attention of each basket, float32 (N, ...), and of each isolated token, float32 (I, ...)."""
+    """The parts of a row's attention, which sum to 1 over baskets and isolated tokens.
+
+    Attributes:
+        baskets: float32 (N, ...), of each basket.
+        isolated: float32 (I, ...), of each isolated token.
+    """
 
     baskets: Tensor
     isolated: Tensor
@@ -32,21 +42,21 @@ def blended_shares(
 ) -> Shares:
     """Computes ``(1 - strength) * plain mass + strength * target share`` for every row (arXiv 2606.02737).
 
-    All of it happens in log space, so that it stays right where the plain weights underflow to 0. Baskets and isolated
-    tokens come first in the shapes: "..." are the rows.
+    The masses are computed from log-sum-exps and not by summing weights, so they are right even where the plain weights
+    underflow to 0. In the shapes "..." stands for the rows, whose dimensions come last.
 
     Args:
-        basket_lse: float32 (N, ...), log-sum-exp of the logits of the keys in each basket; any finite value where the
-            row sees none of them.
+        basket_lse: float32 (N, ...), the log-sum-exp of the logits of the keys in each basket. Any finite value where
+            the row sees none of them.
         isolated_logits: float32 (I, ...), the logits of the isolated tokens.
-        basket_sizes: (N, ...), broadcastable: the number of keys of the basket that the row can see.
-        isolated_visible: bool (I, ...), broadcastable: which isolated tokens the row can see.
-        n_kept: How many isolated tokens, the last ones, keep their own mass whatever the config says.
-        config: The settings; only ``isolated_share`` and ``last_basket`` are read.
+        basket_sizes: int64, broadcastable to (N, ...), the number of keys in each basket that the row sees.
+        isolated_visible: bool, broadcastable to (I, ...), which isolated tokens the row sees.
+        n_kept: The last ``n_kept`` isolated tokens keep their own mass, whatever the config says.
+        config: The settings, of which only ``isolated_share`` and ``last_basket`` are used.
         strength: In [0, 1].
 
     Returns:
-        The shares, which sum to 1 over baskets and isolated tokens. A row that sees no content keeps its plain masses.
+        The shares. A row that sees no content keeps its plain masses.
     """
     visible = basket_sizes > 0
     n_baskets, n_isolated = len(basket_lse), len(isolated_logits) - n_kept
@@ -57,14 +67,14 @@ def blended_shares(
     if config.isolated_share != "preserve" and n_isolated:
         kept = target_isolated[n_isolated:]
         left = 1.0 - kept.sum(0)
-        seen = isolated_visible[:n_isolated].to(mass.dtype)
+        takes_share = isolated_visible[:n_isolated].to(mass.dtype)
         if config.isolated_share == "equal":
-            share = left / (visible.sum(0) + seen.sum(0)).clamp(min=1)
+            share = left / (visible.sum(0) + takes_share.sum(0)).clamp(min=1)
         else:
             share = left * float(config.isolated_share)
-        target_isolated = torch.cat([share * seen, kept])
+        target_isolated = torch.cat([share * takes_share, kept])
     weights = (basket_sizes if config.last_basket == "proportional" else visible).to(mass.dtype)
-    # Where a row sees no content there is nothing to share out: it keeps its plain masses.
+    # A row that sees no content has nothing to share out, so it keeps its plain masses.
     sees_content = visible.any(0).to(mass.dtype)
     per_weight = (1.0 - target_isolated.sum(0)) / weights.sum(0).clamp(min=1)
     target = torch.cat([per_weight * weights, target_isolated])

@@ -1,4 +1,8 @@
-"""Which baskets a block of rows can see, and which of them all its rows see alike."""
+"""Which baskets some rows see.
+
+A row sees only part of the keys: with causal attention those before it, with a sliding window those near it. Baskets
+that no row sees are left out of the computation, and baskets that all rows see alike can be computed together.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,19 @@ from torch import Tensor
 from fair_calibration.access.attention_bias import AttentionBias
 from fair_calibration.method.baskets import Baskets
 
-SHORTEST_RUN = 6  # fewer baskets are faster one by one, with all heads at once
+SHORTEST_RUN = 6
+"""The least number of baskets that are computed together. Fewer are faster one by one, with all heads at once."""
 
 
-class SeenBasket(NamedTuple):
-    """A basket as some rows see it.
+class VisibleBasket(NamedTuple):
+    """One basket, for l rows of b sequences.
 
     Attributes:
-        keys: A slice where the contents of all sequences begin together, else positions (b, n).
-        rows: Those of the rows, counted from the first one, that see any of it.
-        bias: float32 (b or 1, H or 1, l or 1, n) of ``rows``, or None.
-        visible: bool, likewise, or None where these rows see all of it.
-        size: (b or 1, H or 1, l or 1), of all rows: how many keys each sees.
+        keys: The positions of its n keys: a slice if they are the same in all sequences, else int64 (b, n).
+        rows: The part of the l rows that sees any of the keys, counted from the first of them.
+        bias: What is added to the logits of ``rows``, float32 (b or 1, H or 1, rows or 1, n); or None.
+        visible: Which keys ``rows`` see, bool of the same shape; or None if they see all of them.
+        size: How many of the keys each of the l rows sees, (b or 1, H or 1, l or 1).
     """
 
     keys: slice | Tensor
@@ -32,12 +37,12 @@ class SeenBasket(NamedTuple):
 
 
 class BasketRun(NamedTuple):
-    """Consecutive baskets, n of S keys, of which every row and head sees the same keys, and without bias.
+    """Consecutive baskets, n of S keys, without bias, of which all rows and heads see the same keys.
 
     Attributes:
-        keys: The n * S positions; the last ones may lie beyond the sequences' end.
-        visible: bool (b or 1, n, 1, S), or None where all of it is seen.
-        size: (n, b or 1, 1, 1): how many keys of each basket are seen.
+        keys: The n * S positions. The last ones may lie beyond the end of the sequences.
+        visible: Which keys the rows see, bool (b or 1, n, 1, S); or None if they see all of them.
+        size: How many keys of each basket they see, (n, b or 1, 1, 1).
     """
 
     keys: slice
@@ -45,37 +50,47 @@ class BasketRun(NamedTuple):
     size: Tensor
 
 
-class SeenBaskets(NamedTuple):
-    """The baskets that some rows of a group of sequences see: the run, if there is one, and the others."""
+class VisibleBaskets(NamedTuple):
+    """The baskets that some rows of some sequences see.
+
+    Attributes:
+        run: Those that can be computed together, or None.
+        others: Those that are computed one by one.
+    """
 
     run: BasketRun | None
-    others: list[SeenBasket]
+    others: list[VisibleBasket]
 
 
-def see_baskets(bias: AttentionBias, baskets: Baskets, group: slice, rows: slice, device: torch.device) -> SeenBaskets:
-    """Looks which baskets some rows of a group of sequences see.
+def find_visible_baskets(
+    bias: AttentionBias, baskets: Baskets, group: slice, rows: slice, device: torch.device
+) -> VisibleBaskets:
+    """Finds the baskets that some rows of some sequences see.
+
+    On CPUs, baskets that no row sees are left out, rows that see nothing of a basket are cut off, and a run is looked
+    for. On other devices all baskets and rows are returned, and no run: looking at the values of the masks would have
+    to wait for the device.
 
     Args:
-        bias: The masks and biases of the call, or of some heads.
-        baskets: The batch's geometry.
-        group: Which sequences, b of them.
-        rows: Which rows, l of them.
-        device: Where the attention runs. Only on CPUs values are looked at, and only there are baskets left out,
-            rows cut and runs found: elsewhere looking would wait for the device.
+        bias: The masks and biases of the call, or of some of its heads.
+        baskets: The roles of the tokens.
+        group: Which b sequences.
+        rows: Which l rows.
+        device: The device on which the attention runs.
     """
-    seen = []
+    found = []
     every = slice(0, rows.stop - rows.start)
     on_cpu = device.type == "cpu"
     for n, keys in enumerate(_basket_keys(baskets, group)):
         if bias.causal and isinstance(keys, slice) and keys.start >= rows.stop:
-            continue  # in the future
+            continue  # all of its keys come after all of the rows
         added, visible = bias.block(group, rows, keys, device)
         filled = baskets.filled[group, n * baskets.basket_size : (n + 1) * baskets.basket_size][:, None, None]
         if isinstance(keys, slice):
             filled = filled[..., : keys.stop - keys.start]
         if not (on_cpu and filled.all()):
             visible = filled if visible is None else visible & filled
-        some = every
+        seeing_rows = every
         if visible is None:
             size = torch.full((1, 1, 1), filled.shape[-1], device=device)
         else:
@@ -83,26 +98,30 @@ def see_baskets(bias: AttentionBias, baskets: Baskets, group: slice, rows: slice
             if on_cpu:
                 seeing = (size > 0).any(1).any(0).nonzero().flatten()
                 if not len(seeing):
-                    continue  # outside of the rows' window
+                    continue  # hidden from all of the rows, by a sliding window for example
                 if visible.shape[2] > 1 and (visible == visible[:, :, :1]).all():
-                    visible, size = visible[:, :, :1].clone(), size[:, :, :1].clone()  # what is kept is small
+                    # One row stands for all. It is copied, so that caching it does not keep the whole mask in memory.
+                    visible, size = visible[:, :, :1].clone(), size[:, :, :1].clone()
                 if size.shape[-1] > 1:
-                    some = slice(int(seeing[0]), int(seeing[-1]) + 1)
-                    visible = visible[:, :, some]
-                    added = added[:, :, some] if added is not None and added.shape[2] > 1 else added
+                    seeing_rows = slice(int(seeing[0]), int(seeing[-1]) + 1)
+                    visible = visible[:, :, seeing_rows]
+                    added = added[:, :, seeing_rows] if added is not None and added.shape[2] > 1 else added
                 visible = None if visible.all() else visible
-        seen.append(SeenBasket(keys, some, added, visible, size))
-    return _find_run(seen, every, baskets.basket_size) if on_cpu else SeenBaskets(None, seen)
+        found.append(VisibleBasket(keys, seeing_rows, added, visible, size))
+    return _join_run(found, every, baskets.basket_size) if on_cpu else VisibleBaskets(None, found)
 
 
 def count_baskets(baskets: Baskets, group: slice) -> int:
-    """Returns how many baskets `see_baskets` goes through for a group."""
+    """Returns an upper bound of the number of baskets that `find_visible_baskets` returns for some sequences."""
     content = _joint_content(baskets, group)
     return baskets.n_baskets if content is None else -(-(content[1] - content[0]) // baskets.basket_size)
 
 
 def _joint_content(baskets: Baskets, group: slice) -> tuple[int, int] | None:
-    """Returns (first, last + 1) of the contents of all sequences of a group, if they begin together."""
+    """Returns the range that covers the content of all sequences of a group, or None.
+
+    None if their contents begin at different positions, or if one of them does not stand together.
+    """
     contents = [content for content in baskets.content[group] if content is not None]
     if len(contents) < group.stop - group.start or len({start for start, _ in contents}) > 1:
         return None
@@ -110,7 +129,7 @@ def _joint_content(baskets: Baskets, group: slice) -> tuple[int, int] | None:
 
 
 def _basket_keys(baskets: Baskets, group: slice) -> list[slice | Tensor]:
-    """Returns the keys of each basket: slices where the contents begin together, else positions (b, S)."""
+    """Returns the keys of each basket: slices if they are the same in all sequences, else positions, int64 (b, S)."""
     size = baskets.basket_size
     content = _joint_content(baskets, group)
     if content is None:
@@ -119,30 +138,30 @@ def _basket_keys(baskets: Baskets, group: slice) -> list[slice | Tensor]:
     return [slice(start, min(start + size, stop)) for start in range(first, stop, size)]
 
 
-def _find_run(seen: list[SeenBasket], every: slice, basket_size: int) -> SeenBaskets:
-    """Joins the longest run that is long enough."""
+def _join_run(found: list[VisibleBasket], every: slice, basket_size: int) -> VisibleBaskets:
+    """Joins the longest run of consecutive baskets that all rows see alike, if it is long enough."""
     longest, start = range(0), 0
-    for i, basket in enumerate(seen):
-        hidden_alike = basket.visible is None or basket.visible.shape[1:3] == (1, 1)
-        if not isinstance(basket.keys, slice) or basket.bias is not None or basket.rows != every or not hidden_alike:
+    for i, basket in enumerate(found):
+        seen_alike = basket.visible is None or basket.visible.shape[1:3] == (1, 1)
+        if not isinstance(basket.keys, slice) or basket.bias is not None or basket.rows != every or not seen_alike:
             start = i + 1
-        elif i > start and cast(slice, seen[i - 1].keys).stop != basket.keys.start:
+        elif i > start and cast(slice, found[i - 1].keys).stop != basket.keys.start:
             start = i
         longest = max(longest, range(start, i + 1), key=len)
-    run = seen[longest.start : longest.stop]
+    run = found[longest.start : longest.stop]
     if len(run) < SHORTEST_RUN:
-        return SeenBaskets(None, seen)
+        return VisibleBaskets(None, found)
     first = cast(slice, run[0].keys).start
     joined = BasketRun(
         keys=slice(first, first + len(run) * basket_size),
         visible=_join_visible(run, basket_size),
         size=torch.stack(torch.broadcast_tensors(*(basket.size for basket in run))),  # type: ignore[no-untyped-call]
     )
-    return SeenBaskets(joined, seen[: longest.start] + seen[longest.stop :])
+    return VisibleBaskets(joined, found[: longest.start] + found[longest.stop :])
 
 
-def _join_visible(run: list[SeenBasket], basket_size: int) -> Tensor | None:
-    """Returns bool (b or 1, n, 1, S), False beyond the end of the last basket; or None where everything is seen."""
+def _join_visible(run: list[VisibleBasket], basket_size: int) -> Tensor | None:
+    """Returns the `BasketRun.visible` of a run; places beyond the end of the last basket are not visible."""
     columns = []
     for basket in run:
         keys = cast(slice, basket.keys)

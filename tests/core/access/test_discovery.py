@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,8 @@ from fair_calibration.access.discovery import Discovery, Probe, discover, set_im
 from tests.conftest import TinyModel
 from tests.core.own_attention import OwnConfig, OwnModel, load_own_model
 from tests.core.tiny_models import documents, make_model
+
+CONFIG = FairConfig(basket_size=8)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,77 @@ def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(bert, "forward", noisy)
     with pytest.raises(ValueError, match="BertModel computes something else when its attention is routed through ours"):
         discover(bert, "sdpa", lambda: run_probe(bert))
+
+
+# Models that give NaN or infinite values by themselves
+
+NOT_FINITE = r"^{name} gives NaN or infinite values in {dtype} for a short text, before anything is calibrated"
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize(("family", "name"), [("bert", "BertModel"), ("mpnet", "MPNetModel")])
+def test_a_weight_that_is_nan_is_named(family: str, name: str, pooling: str, tiny_model: TinyModel) -> None:
+    for half in (False, True):
+        plain = tiny_model(family, pooling)
+        with torch.no_grad():
+            plain[0].model.encoder.layer[-1].output.dense.bias[0] = torch.nan
+        plain = plain.half() if half else plain
+        text = NOT_FINITE.format(name=name, dtype="float16" if half else "float32")
+        text += r" \(its parameter encoder\.layer\.3\.output\.dense\.bias holds such values\)\. The plain model is at"
+        with pytest.raises(ValueError, match=text):
+            calibrate(plain)
+
+
+@pytest.mark.parametrize(("family", "name"), [("bert", "BertModel"), ("mpnet", "MPNetModel")])
+def test_an_overflow_of_float16_is_named(family: str, name: str, tiny_model: TinyModel) -> None:
+    plain = tiny_model(family, "mean")
+    with torch.no_grad():
+        plain[0].model.encoder.layer[-1].intermediate.dense.weight *= 2e4
+    remedy = r"\. The plain model is at fault: check its weights, or load it in bfloat16 or float32: model_kwargs="
+    with pytest.raises(ValueError, match=NOT_FINITE.format(name=name, dtype="float16") + remedy):
+        calibrate(copy.deepcopy(plain).half(), CONFIG)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert np.isfinite(calibrate(copy.deepcopy(plain).to(dtype), CONFIG).encode(documents([40]))).all()
+
+
+def test_an_overflow_under_autocast_is_named() -> None:
+    plain = load_own_model("torch.softmax")
+    with torch.no_grad():
+        plain[0].model.layers[1].output.weight *= 1e6
+    with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match=r"OwnModel gives NaN .* in float16"):
+        calibrate(plain, CONFIG)
+    calibrate(plain, CONFIG)
+
+
+def test_a_layer_whose_values_the_model_repairs_is_named() -> None:
+    class Repairing(OwnModel):
+        """Clears away what its second attention spoils, as some models do for float16."""
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            hook = self.layers[1].register_forward_hook(lambda _module, _args, output: output.nan_to_num(0.0))
+            try:
+                return super().forward(*args, **kwargs)
+            finally:
+                hook.remove()
+
+    for attention in ("torch.softmax", "sdpa"):
+        model = Repairing(OwnConfig(attention))
+        with torch.no_grad():
+            model.layers[1].query.bias[0] = torch.nan
+        text = "OwnAttention, one of the model's attention layers, gives NaN or infinite values in float32 for a short"
+        with pytest.raises(ValueError, match=text):
+            discover(model, "eager", lambda model=model: run_probe(model))  # type: ignore[misc]
+
+
+def test_padding_may_hold_anything() -> None:
+    class Spoiling(OwnModel):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().forward(*args, **kwargs)
+            result.last_hidden_state[kwargs["attention_mask"] == 0] = torch.inf
+            return result
+
+    model = Spoiling(OwnConfig())
+    assert len(discover(model, "eager", lambda: run_probe(model)).modules) == 3
 
 
 def test_a_model_that_changes_itself_is_refused() -> None:

@@ -61,12 +61,28 @@ def with_a_sink(module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwa
     return SDPA(module, query, torch.cat([key[:, :, 1:], key[:, :, :1]], 2), *args, **kwargs)[0], None
 
 
-@pytest.mark.parametrize("base", [scaled, broken, with_a_sink])
+@pytest.mark.parametrize("base", [scaled, with_a_sink])
 def test_another_computation_is_refused(base: Any) -> None:
     with pytest.raises(
         ValueError, match=r"Attention does not compute softmax\(scale \* query key \+ bias\) value .* off"
     ):
         AttentionRecorder(MASK).attend(replace(make_call(mask=PADDING), base=base))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_values_that_are_not_finite_are_not_blamed_on_the_architecture(dtype: torch.dtype) -> None:
+    call = make_call(mask=PADDING)
+    call = replace(call, **{name: getattr(call, name).to(dtype) for name in ("query", "key", "value")}, base=broken)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(
+        ValueError, match=rf"^Attention, one of .* layers, gives NaN or infinite values in {name} for a"
+    ):
+        AttentionRecorder(MASK).attend(call)
+    softmax = softmax_call(~PADDING)
+    logits = softmax.logits.clone()
+    logits[1, 0, 2, 3] = torch.inf
+    with pytest.raises(ValueError, match="Attention, one of the model's attention layers, gives NaN or infinite val"):
+        AttentionRecorder(MASK, intercepting=True).weigh(replace(softmax, softmax=lambda: logits.softmax(-1)))
 
 
 def test_a_hidden_mask_is_refused() -> None:

@@ -239,8 +239,8 @@ def test_blocks_of_rows(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rescaled_weights_equal_those_of_logits(last_basket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(isolate="bos", isolated_share="equal", last_basket=last_basket)
     calls: list[int] = []
-    of_logits = softmax_weights._of_logits
-    monkeypatch.setattr(softmax_weights, "_of_logits", lambda *args: calls.append(1) or of_logits(*args))
+    parts_of_logits = softmax_weights._parts_of_logits
+    monkeypatch.setattr(softmax_weights, "_parts_of_logits", lambda *args: calls.append(1) or parts_of_logits(*args))
     rescaled = case.calibrated()
     assert bool(calls) == (last_basket == "proportional")
     monkeypatch.setattr(softmax_weights, "_LEAST_MASS", 1.0)

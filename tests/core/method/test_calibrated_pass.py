@@ -1,4 +1,4 @@
-"""What layers see is read off a mask once, and anew where layers have masks of their own."""
+"""What is read off a mask is cached for the layers that share it, and read again for layers with another mask."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.core.cases import MASKS, Case, assert_close, make_case, masked_varian
 
 
 def call_of(case: Case) -> SdpaCall:
-    """Returns a case as a call of attention."""
+    """Returns a case as an attention call."""
     return SdpaCall(
         "Attention", case.query, case.key, case.value, case.scale, case.bias, lambda: case.plain().transpose(1, 2)
     )
 
 
 def layers_of(variants: list[dict[str, Case]], masks: list[str]) -> list[Case]:
-    """One case per layer: layer i has its own queries, keys and values, and the i-th of the masks."""
+    """Returns one case per layer: layer i has queries, keys and values of its own, and the i-th of the masks."""
     shared = variants[0]
     return [
         replace(variants[i][name], mask=shared[name].mask, position_bias=shared[name].position_bias)
@@ -33,7 +33,7 @@ def layers_of(variants: list[dict[str, Case]], masks: list[str]) -> list[Case]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Counts how often a mask is read."""
+    """Lists how often a mask is read."""
     read: list[str] = []
 
     def counted(name: str, function: Any) -> Any:
@@ -44,7 +44,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return wrapper
 
     monkeypatch.setattr(pooled_row, "_read_row", counted("row", pooled_row._read_row))
-    monkeypatch.setattr(all_rows, "see_baskets", counted("baskets", all_rows.see_baskets))
+    monkeypatch.setattr(all_rows, "find_visible_baskets", counted("baskets", all_rows.find_visible_baskets))
     return read
 
 
@@ -54,7 +54,7 @@ def run(layers: list[Case]) -> None:
     this = CalibratedPass(frozenset(range(len(layers))), first.baskets, first.config, first.strength)
     for layer in layers:
         seen = layer.full_bias_and_visible()[1] & layer.attention_mask.bool()[:, None, None]
-        rows = layer.rows() & seen.any(-1).all(1)  # rows that see nothing at all mean nothing
+        rows = layer.rows() & seen.any(-1).all(1)  # the output of a row that sees no key has no meaning
         expected = layer.to(torch.float64).reference().output.transpose(1, 2)
         assert_close(this.attend(call_of(layer))[0][rows], expected[rows], 2e-5)
 
@@ -90,18 +90,18 @@ def test_a_mask_is_read_once(pooling: str, once: list[str], reads: list[str]) ->
         assert reads == once * 3
         reads.clear()
         views = [replace(case, mask=case.mask[:]) for case in layers_of(variants, ["causal bool"] * 4)]  # type: ignore[index]
-        run(views)  # as of models that cut each layer's mask out of one
+        run(views)  # as in models that take each layer's mask out of a larger one
         assert reads == once
         reads.clear()
         run([replace(case, mask=case.mask.clone()) for case in views])  # type: ignore[union-attr]
         assert reads == once * 4
     reads.clear()
-    run(layers_of(variants, ["causal bool"] * 4))  # graphs are of one layer
+    run(layers_of(variants, ["causal bool"] * 4))  # with gradients, each layer needs a graph of its own
     assert reads == once * 4
 
 
 @torch.no_grad()
-def test_biases_do_not_outlive_their_layer() -> None:
+def test_additive_biases_are_not_kept_after_their_layer() -> None:
     (variants,) = variants_of("mean", 1)
     for name in ("position bias", "additive minimum", "bool"):
         case = variants[name]
@@ -110,10 +110,10 @@ def test_biases_do_not_outlive_their_layer() -> None:
         assert len(this._biases) == (name == "bool")
 
 
-def test_what_tells_alike() -> None:
+def test_has_same_masks() -> None:
     mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
-    of_mask = AttentionBias(mask, None, causal=False)
-    assert of_mask.tells_as(AttentionBias(mask[:], None, causal=False))
+    bias = AttentionBias(mask, None, causal=False)
+    assert bias.has_same_masks(AttentionBias(mask[:], None, causal=False))
     for other in (
         AttentionBias(None, None, causal=False),
         AttentionBias(mask, mask, causal=False),
@@ -123,5 +123,5 @@ def test_what_tells_alike() -> None:
         AttentionBias(mask[:, :, :1], None, causal=False),
         AttentionBias(mask.view(torch.int8), None, causal=False),
     ):
-        assert not of_mask.tells_as(other)
-        assert not other.tells_as(of_mask)
+        assert not bias.has_same_masks(other)
+        assert not other.has_same_masks(bias)
