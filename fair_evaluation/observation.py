@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from fair_calibration import FairConfig, FairSentenceTransformer
-from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
+from fair_calibration.access.attention_call import FusedCall, SoftmaxCall, expand_heads
 from fair_calibration.method.baskets import Baskets, build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
-from fair_calibration.method.kernels import expand_heads
 
 Call = FusedCall | SoftmaxCall
 Observer = Callable[[int, Call], None]
