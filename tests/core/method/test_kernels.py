@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fair_calibration.method.kernels import Kernel, attend_with_lse, expand_heads, select_kernel
+from fair_calibration.method.kernels import Kernel, attend_with_lse, select_kernel
 from fair_calibration.method.shares import MASKED
 from tests.core.cases import assert_close
 
@@ -109,11 +109,3 @@ def test_gradients_select_the_differentiable_kernel() -> None:
     (output.sum() + lse.sum()).backward()
     assert key.grad is not None
     assert key.grad.abs().max() > 0
-
-
-def test_expand_heads() -> None:
-    _, key, _ = tensors(torch.float32)
-    assert expand_heads(key, 2) is key
-    expanded = expand_heads(key, 4)
-    assert torch.equal(expanded[:, 0], expanded[:, 1])
-    assert torch.equal(expanded[:, 2], key[:, 1])
