@@ -1,0 +1,217 @@
+"""Measures the ways to position-fair document vectors on three encoders: nDCG@10 and PSI with paired intervals.
+
+    python benchmarks/ways.py --record benchmarks/records/ways.jsonl                  # the project's passages
+    python benchmarks/ways.py --record benchmarks/records/ways.jsonl --passages FILE  # 10 to 20 minutes an encoder
+    python benchmarks/ways.py --record benchmarks/records/ways.jsonl --table          # only prints what is recorded
+
+FILE has passages with questions as JSON lines, in the format of `fair_evaluation`'s `load_passages`. Documents are made
+of 3 passages of about 165 tokens, 4 of 110, or 2 of 220, in the encoder's own tokens and short enough that none is
+truncated; every passage stands once in every place (`rotations`). The encoders are those of `encoders`.
+
+One vector a document: the plain model, calibrated attention in several settings, even chunks, and the average of the
+vectors of the same chunks (chunk and average). Several vectors: the best of these chunk vectors. Every result is a line
+of the record, written at once, and what is recorded is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import transformers
+from encoders import ENCODERS, encoder_facts, load_encoder
+from numpy.typing import NDArray
+from rotations import Geometry, Record, Rotations, build_rotations, compare, markdown
+from sentence_transformers import SentenceTransformer
+from tqdm.auto import tqdm
+
+from fair_calibration import EvenChunks, FairConfig, calibrate
+from fair_calibration.even_chunks.chunks import even_chunks
+from fair_evaluation import PositionEvaluation
+from fair_evaluation.measures import harmonic_mean
+from fair_evaluation.position_collections import load_passages
+
+Array = NDArray[np.float32]
+GEOMETRIES = {
+    "3 x 165": Geometry(n_places=3, least=90, most=180, low=400, high=500),
+    "4 x 110": Geometry(n_places=4, least=60, most=125, low=360, high=500),
+    "2 x 220": Geometry(n_places=2, least=140, most=250, low=360, high=500),
+}
+SETTINGS = {
+    "published default": FairConfig(),
+    "strength .75": FairConfig(strength=0.75),
+    "strength 1": FairConfig(strength=1.0),
+    "strength 1, BOS isolated": FairConfig(strength=1.0, isolate="bos"),
+    "even chunks": EvenChunks(),
+}
+PLAIN, PUBLISHED, AVERAGE, BEST = "plain", "published default", "chunk and average", "best chunk"
+WAYS = (PLAIN, *SETTINGS, AVERAGE, BEST)
+CHUNK = EvenChunks().chunk_size
+SEED = 0  # of the grouping of passages into documents
+
+
+def main() -> None:
+    """Measures what the record lacks, and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=Path, help="JSON lines; default: the project's own passages")
+    parser.add_argument("--encoder", choices=ENCODERS, action="append", help="repeatable; default: all")
+    parser.add_argument("--geometry", choices=GEOMETRIES, action="append", help="repeatable; default: all that fit")
+    parser.add_argument("--record", type=Path, required=True, help="a JSON lines file, read and added to")
+    parser.add_argument("--table", action="store_true", help="print the tables of the record and measure nothing")
+    args = parser.parse_args()
+    record = Record(args.record)
+    if not args.table:
+        transformers.utils.logging.disable_progress_bar()
+        for name in args.encoder or ENCODERS:
+            model = load_encoder(name)
+            for geometry in args.geometry or GEOMETRIES:
+                _measure(record, name, model, geometry, args.passages)
+    print(tables(record))
+
+
+def _measure(record: Record, encoder: str, model: SentenceTransformer, geometry: str, path: Path | None) -> None:
+    """Measures all ways with one encoder on documents of one geometry."""
+    where = {"encoder": encoder, "passages": path.stem if path else "embedded", "geometry": geometry}
+    try:
+        data = build_rotations(load_passages(path), GEOMETRIES[geometry], model, SEED)
+    except ValueError as error:  # the project's passages are too short for 2 x 220
+        print(f"{where}: left out, {error}")
+        return
+    bench = Bench(model, data)
+    sizes = {"documents": data.n_documents, "questions": len(data.questions), "tokens": data.n_tokens, "seed": SEED}
+    facts = sizes | encoder_facts(encoder)
+    for way in tqdm(WAYS, desc=" ".join(where.values()), unit="way", mininterval=5):
+        record.get({**where, "way": way}, partial(_row, bench, way, facts))
+
+
+def _row(bench: Bench, way: str, facts: dict[str, Any]) -> dict[str, Any]:
+    result = bench.evaluate(way)
+    places = [float(value) for value in result.groups["mean"]]
+    return {
+        "ndcg": result.mean,
+        "ndcg_interval": list(result.intervals["mean"]),
+        "psi": result.psi,
+        "psi_interval": list(result.intervals["psi"]),
+        "places": places,
+        "harmonic_mean": harmonic_mean(places),
+        "to_plain": compare(result, bench.plain),
+        "to_published": compare(result, bench.published),
+        **facts,
+    }
+
+
+class Bench:
+    """Evaluates ways of encoding on one collection of documents."""
+
+    def __init__(self, model: SentenceTransformer, data: Rotations) -> None:
+        self.model, self.data = model, data
+
+    @cached_property
+    def plain(self) -> PositionEvaluation:
+        """The plain model, which the others are compared with."""
+        return self._evaluate_vectors(PLAIN, self.model)
+
+    @cached_property
+    def published(self) -> PositionEvaluation:
+        """The published default, which the others are compared with."""
+        return self._evaluate_vectors(PUBLISHED, calibrate(self.model, SETTINGS[PUBLISHED]))
+
+    def evaluate(self, way: str) -> PositionEvaluation:
+        """Evaluates one of `WAYS`."""
+        kept = {PLAIN: lambda: self.plain, PUBLISHED: lambda: self.published}
+        if way in kept:
+            return kept[way]()
+        if way in SETTINGS:
+            return self._evaluate_vectors(way, calibrate(self.model, SETTINGS[way]))
+        join: Callable[[Array], Array] = _average if way == AVERAGE else lambda chunks: chunks
+        similarities = [(self._queries @ join(chunks).T).max(axis=1) for chunks in self._chunks]
+        return self.data.evaluate(np.stack(similarities, axis=1), name=way)
+
+    def _evaluate_vectors(self, name: str, model: SentenceTransformer) -> PositionEvaluation:
+        return self.data.evaluate(self._queries @ _encode(model, self.data.texts).T, name=name)
+
+    @cached_property
+    def _queries(self) -> Array:
+        texts = [question.text for question in self.data.questions]
+        return np.asarray(self.model.encode_query(texts, normalize_embeddings=True, show_progress_bar=False))
+
+    @cached_property
+    def _chunks(self) -> list[Array]:
+        """The chunk vectors of each text, each of shape (C, D)."""
+        chunks = [cut_chunks(self.model, text) for text in self.data.texts]
+        vectors = _encode(self.model, [chunk for cut in chunks for chunk in cut])
+        return np.split(vectors, np.cumsum([len(cut) for cut in chunks])[:-1])
+
+
+def _encode(model: SentenceTransformer, texts: list[str]) -> Array:
+    vectors = model.encode_document(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
+    return np.asarray(vectors)
+
+
+def _average(chunks: Array) -> Array:
+    """Returns the mean of chunk vectors at unit length, (C, D) to (1, D)."""
+    mean = chunks.mean(axis=0, keepdims=True)
+    return mean / np.linalg.norm(mean)
+
+
+def cut_chunks(model: SentenceTransformer, text: str) -> list[str]:
+    """Cuts a text at the beginnings of words into the fewest chunks of equal length of at most 128 tokens."""
+    encoding = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    starts, words = [start for start, _ in encoding["offset_mapping"]], encoding.word_ids()
+    cuts = [0]
+    for first, _ in even_chunks(len(starts), CHUNK)[1:]:
+        while words[first] == words[first - 1]:
+            first -= 1
+        cuts.append(starts[first])
+    return [text[a:b].strip() for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+
+
+def tables(record: Record) -> str:
+    """Returns a table for each encoder, collection of passages and geometry."""
+    parts = []
+    for encoder in ENCODERS:
+        for passages in dict.fromkeys(row["passages"] for row in record.rows):
+            for geometry in GEOMETRIES:
+                where = {"encoder": encoder, "passages": passages, "geometry": geometry}
+                rows = [row for way in WAYS if (row := record.find({**where, "way": way}))]
+                if rows:
+                    parts.append(_table(rows, f"{encoder}, {passages}, {geometry}"))
+    return "\n\n".join(parts)
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> str:
+    first = rows[0]
+    head = f"{title}: {first['documents']} documents of {first['tokens']:.0f} tokens, {first['questions']} questions"
+    header = ["", "nDCG@10", "by place", "PSI", "nDCG@10 - plain", "PSI - plain", "nDCG@10 - default", "PSI - default"]
+    cells = [
+        [
+            row["way"],
+            _number(row["ndcg"]),
+            " / ".join(map(_number, row["places"])),
+            _number(row["psi"]),
+            *(_difference(row[base][name]) for base in ("to_plain", "to_published") for name in ("ndcg", "psi")),
+        ]
+        for row in rows
+    ]
+    return f"{head}\n\n{markdown(header, cells)}"
+
+
+def _number(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.3f}".replace("0.", ".", 1)
+
+
+def _difference(values: list[float]) -> str:
+    """Returns a difference with its interval."""
+    difference, low, high = (_number(value, "+") for value in values)
+    return f"{difference} [{low}, {high}]" if any(values) else ""
+
+
+if __name__ == "__main__":
+    main()
