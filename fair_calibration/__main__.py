@@ -1,7 +1,7 @@
-"""``python -m fair_calibration``: evaluation and diagnosis by position (`fair_evaluation.cli`)."""
+"""``python -m fair_calibration``: the command line (`fair_calibration.commands`)."""
 
 import sys
 
-from fair_evaluation.cli import main
+from fair_calibration.commands import main
 
 sys.exit(main())

@@ -1,16 +1,21 @@
 """Position-fair evaluation: whether a system finds what stands late in a document as well as what stands early.
 
-Evaluation by position is imported from here and needs neither torch nor a model. What builds data (`probes`,
-`passages`) or looks into models (`attention_profile`, `reflection`, ...) is imported from its own module.
+Evaluation by position is imported from here and needs neither torch nor a model. What builds test data (`probes`,
+`passages`, `position_collections`) or looks into models (`attention_profile`, `reflection`, ...) is imported from its
+own module.
 """
 
-from fair_evaluation.experiments import from_experiment
-from fair_evaluation.measures import harmonic_mean, position_sensitivity_index, slope
-from fair_evaluation.mteb_results import from_mteb
-from fair_evaluation.position_evaluation import evaluate_positions
-from fair_evaluation.position_result import PositionEvaluation
-from fair_evaluation.psi_difference import PsiDifference, psi_test
-from fair_evaluation.runs import from_run
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fair_evaluation.experiments import from_experiment
+    from fair_evaluation.measures import harmonic_mean, position_sensitivity_index, slope
+    from fair_evaluation.mteb_results import from_mteb
+    from fair_evaluation.position_evaluation import evaluate_positions
+    from fair_evaluation.position_result import PositionEvaluation
+    from fair_evaluation.psi_difference import PsiDifference, psi_test
+    from fair_evaluation.runs import from_run
 
 __all__ = [
     "PositionEvaluation",
@@ -24,3 +29,28 @@ __all__ = [
     "psi_test",
     "slope",
 ]
+
+# The command line imports this package also where pandas and SciPy are not installed, so names are imported when used.
+_MODULES = {
+    "PositionEvaluation": "position_result",
+    "PsiDifference": "psi_difference",
+    "evaluate_positions": "position_evaluation",
+    "from_experiment": "experiments",
+    "from_mteb": "mteb_results",
+    "from_run": "runs",
+    "harmonic_mean": "measures",
+    "position_sensitivity_index": "measures",
+    "psi_test": "psi_difference",
+    "slope": "measures",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

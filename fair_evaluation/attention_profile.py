@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from fair_calibration import FairConfig, calibrate
-from fair_calibration.config import validate_positive_int, validate_strength
+from fair_calibration import FairConfig
 from fair_calibration.prompts import document_prompt
+from fair_calibration.validation import validate_positive_int, validate_strength
 from fair_evaluation.attention_shares import Array, ShareObserver
 from fair_evaluation.documents import batches
-from fair_evaluation.observation import Batch, load_batch, observe_attention
+from fair_evaluation.observation import Batch, calibrate_attention, load_batch, observe_attention
 
 logger = logging.getLogger("fair_evaluation")
 
@@ -81,8 +82,9 @@ def attention_profile(
     """
     strength = None if strength is None else validate_strength(strength)
     batch_size = validate_positive_int("batch_size", batch_size)
-    fair = calibrate(model, config).eval()
-    strength = fair.fair_config.strength if strength is None else strength
+    fair = calibrate_attention(model, config)
+    settings = cast(FairConfig, fair.fair_config)
+    strength = settings.strength if strength is None else strength
     prompt = document_prompt(model) if prompt is None else prompt
     groups: dict[tuple[int, bool], _Group] = {}
     n_documents = n_truncated = 0
@@ -110,12 +112,34 @@ def attention_profile(
             fair.max_seq_length,
         )
     frames = [
-        group.frame(fair.fair_config.basket_size, per_head=per_head).assign(n_baskets=n_baskets, calibrated=calibrated)
+        group.frame(settings.basket_size, per_head=per_head).assign(n_baskets=n_baskets, calibrated=calibrated)
         for (n_baskets, calibrated), group in sorted(groups.items())
     ]
     by = ["layer", "head"] if per_head else ["layer"]
     frame = pd.concat(frames, ignore_index=True).sort_values(by, kind="stable", ignore_index=True)
     return frame[[*by, *COLUMNS]]
+
+
+def count_baskets(model: SentenceTransformer, texts: Iterable[str], *, batch_size: int = 64) -> dict[int, int]:
+    """Counts documents by their number of baskets, without encoding them.
+
+    Args:
+        model: The model, plain or calibrated.
+        texts: The documents.
+        batch_size: The number of texts tokenized at once.
+
+    Returns:
+        The number of documents for each number of baskets, in ascending order.
+    """
+    fair = calibrate_attention(model)
+    prompt = document_prompt(model)
+    counts: Counter[int] = Counter()
+    for texts_of_batch in batches(texts, batch_size):
+        batch = load_batch(fair, texts_of_batch, prompt=prompt)
+        counts.update(
+            sum(segment.name == "basket" for segment in _segments(batch, i)) for i in range(len(texts_of_batch))
+        )
+    return dict(sorted(counts.items()))
 
 
 class _Segment(NamedTuple):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from fair_calibration.document_transformer import DocumentTransformer
+from fair_calibration.even_chunks.transformer import EvenChunksTransformer
+from fair_calibration.limits import has_limit
 from fair_calibration.routes import document_path
-
-_UNLIMITED = 10**9  # transformers' tokenizers without a limit have one of 10^30
 
 
 def max_document_tokens(model: SentenceTransformer) -> int | None:
     """Returns how many tokens of a document the model reads, prompt and special tokens included; None for all."""
     first = document_path(model)[0]
-    limit = getattr(first, "document_length", None)  # the transformer's own limit for documents, if it has one
-    limit = getattr(first, "max_seq_length", None) if limit is None else limit
-    return None if limit is None or limit >= _UNLIMITED else int(limit)
+    if isinstance(first, EvenChunksTransformer) and first.fair_config.strength > 0:
+        return None  # documents are cut into chunks, and all of these are read
+    limit = getattr(first, "max_seq_length", None)
+    return limit if has_limit(limit) else None
 
 
 def count_tokens(model: SentenceTransformer, texts: Sequence[str], *, prompt: str) -> list[int]:
@@ -31,13 +34,17 @@ def count_tokens(model: SentenceTransformer, texts: Sequence[str], *, prompt: st
     Returns:
         One number per text; prompt and special tokens are counted.
     """
-    features = model.preprocess(
-        list(texts),
-        prompt=prompt or None,
-        task="document",
+    settings: dict[str, Any] = {
+        "prompt": prompt or None,
+        "task": "document",
         # verbose: transformers would warn of sequences longer than the model's.
-        processing_kwargs={"text": {"truncation": False, "verbose": False}},
-    )
+        "processing_kwargs": {"text": {"truncation": False, "verbose": False}},
+    }
+    first = document_path(model)[0]
+    if isinstance(first, DocumentTransformer):  # without counting documents as encoded by the model
+        features = first.tokenize_documents(list(texts), strength=0.0, **settings).features
+    else:
+        features = model.preprocess(list(texts), **settings)
     counts: list[int] = features["attention_mask"].sum(1).tolist()
     return counts
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from fair_calibration import FairConfig, FairSentenceTransformer
+from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
 from fair_calibration.access.attention_call import FusedCall, SoftmaxCall, expand_heads
 from fair_calibration.method.baskets import Baskets, build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
+from fair_calibration.transformer import FairTransformer
 
 Call = FusedCall | SoftmaxCall
 Observer = Callable[[int, Call], None]
@@ -66,13 +68,28 @@ class ObservedPass:
         self.n_calls += 1
 
 
+def calibrate_attention(model: SentenceTransformer, config: FairConfig | None = None) -> FairSentenceTransformer:
+    """Returns a model with calibrated attention, sharing the weights, in evaluation mode.
+
+    Raises:
+        TypeError: The settings, given or the model's own, are not a `FairConfig`.
+    """
+    fair = calibrate(model, config).eval()
+    if not isinstance(fair.fair, FairTransformer):
+        raise TypeError(
+            f"config: {type(fair.fair_config).__name__} leaves the model's attention as it is, so there is nothing to "
+            "compare; give a FairConfig"
+        )
+    return fair
+
+
 def load_batch(model: FairSentenceTransformer, texts: Sequence[str], *, prompt: str) -> Batch:
     """Tokenizes documents as the model does before encoding them, truncation included."""
-    features = model.preprocess(list(texts), prompt=prompt or None, task="document")
-    n_truncated = int(features.pop("n_truncated", 0))
+    fair = cast(FairTransformer, model.fair)
+    features, n_truncated = fair.tokenize_documents(list(texts), prompt or None, strength=0.0, task="document")
     features = {name: v.to(model.device) if isinstance(v, Tensor) else v for name, v in features.items()}
-    summary = model.summary()
-    prompt_length = model.fair.excluded_prompt(features)
+    summary = fair.summary()
+    prompt_length = fair.excluded_prompt(features)
     baskets = build_baskets(features["attention_mask"], summary.config, prompt_length=prompt_length)
     return Batch(features, baskets.to(model.device), summary.config, frozenset(summary.layers), n_truncated)
 
@@ -92,7 +109,7 @@ def observe_attention(
     if strength > 0 and any(batch.baskets.is_calibrated):
         calibrated = CalibratedPass(batch.layers, batch.baskets, batch.config, strength)
     with torch.inference_mode():
-        model.fair.run_handled(dict(batch.features), ObservedPass(observe, calibrated))
+        cast(FairTransformer, model.fair).run_handled(dict(batch.features), ObservedPass(observe, calibrated))
 
 
 def row_logits(

@@ -19,20 +19,20 @@ def plot_attention(profile: pd.DataFrame, *, n_baskets: int | None = None) -> Fi
 
     Args:
         profile: From `attention_profile`, of all heads or per head; heads are averaged.
-        n_baskets: Which of its documents; may be left out where all have equally many baskets.
+        n_baskets: Draws the documents with this number of baskets; None means the number that most of them have.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: A column is missing, or there are no documents with so many baskets, or it is not said how many.
+        ValueError: A column is missing, or no document has this number of baskets.
     """
     _require(
         profile, "profile", ("layer", "n_baskets", "segment", "basket", "documents", "share_plain", "share_calibrated")
     )
     found = sorted(set(profile["n_baskets"].tolist()))
-    if n_baskets is None and len(found) == 1:
-        (n_baskets,) = found
+    if n_baskets is None:
+        n_baskets = commonest_baskets(profile)
     if n_baskets not in found:
-        raise ValueError(f"n_baskets: the profile is of documents with {found} baskets, got {n_baskets}; choose one")
+        raise ValueError(f"n_baskets: the profile has documents of {found} baskets, got {n_baskets}")
     of_these = profile[profile["n_baskets"] == n_baskets]
     of_these = of_these.assign(
         label=[
@@ -63,6 +63,13 @@ def plot_attention(profile: pd.DataFrame, *, n_baskets: int | None = None) -> Fi
     return figure
 
 
+def commonest_baskets(profile: pd.DataFrame) -> int:
+    """Returns the number of baskets that most documents of an attention profile have; of a tie the larger number."""
+    # The shares of a document sum to 1 over its segments, so that this counts every document equally often.
+    documents = (profile["documents"] * profile["share_plain"]).groupby(profile["n_baskets"]).sum().round(3)
+    return int(documents[documents == documents.max()].index.max())
+
+
 def plot_reflection(reflections: Mapping[str, Reflection], *, by: str = "position") -> Figure:
     """Draws the similarity of document and segment by position, one line with its interval per model.
 
@@ -82,11 +89,11 @@ def plot_reflection(reflections: Mapping[str, Reflection], *, by: str = "positio
         frame = reflection.frame[reflection.frame["by"] == by]
         if frame.empty:
             raise ValueError(f"by: expected one of {sorted(set(reflection.frame['by']))}, got {by!r}")
-        positions = frame["position"].to_numpy() + 1
+        positions = frame["position"].to_numpy()
         (line,) = ax.plot(positions, frame["similarity"], marker="o", label=name)
         ax.fill_between(positions, frame["low"], frame["high"], color=line.get_color(), alpha=0.2, linewidth=0)
     ax.set(
-        xlabel="segment as written" if by == "content" else "position of the segment",
+        xlabel="segment as written (0: the first)" if by == "content" else "position of the segment (0: the first)",
         ylabel="similarity to the document",
         xticks=positions,
     )

@@ -20,8 +20,8 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from fair_calibration import FairSentenceTransformer, uncalibrate
-from fair_calibration.config import validate_positive_int
 from fair_calibration.prompts import document_prompt
+from fair_calibration.validation import validate_positive_int
 from fair_evaluation.documents import batches, count_tokens, max_document_tokens
 from fair_evaluation.measures import slope_of_rows
 from fair_evaluation.segments import Orders, cut_segments, rotated_orders

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from fair_calibration.config import validate_positive_int
 from fair_calibration.prompts import document_prompt
+from fair_calibration.validation import validate_positive_int
 from fair_evaluation.documents import batches, count_tokens, max_document_tokens
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -21,8 +21,9 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
-from fair_calibration.config import Isolate, validate_positive_int
+from fair_calibration.config import Isolate
 from fair_calibration.prompts import document_prompt
+from fair_calibration.validation import validate_positive_int
 from fair_evaluation.documents import batches, count_tokens, max_document_tokens
 from fair_evaluation.measures import Array, harmonic_mean_of_rows, psi_of_rows
 from fair_evaluation.segments import cut_segments, rotated_orders
@@ -132,9 +133,14 @@ def tune(
             raise ValueError(f"{name}: expected at least {least}, got {value}")
     validate_positive_int("batch_size", batch_size)
     base = model.fair_config if isinstance(model, FairSentenceTransformer) else FairConfig()
+    if not isinstance(base, FairConfig):
+        raise TypeError(
+            "model: it encodes documents in even chunks, and what is tuned here are the settings of FairConfig; give "
+            "the plain model, as uncalibrate(model) returns it"
+        )
     tried = {"layers": layers, "basket_sizes": basket_sizes, "isolate": isolate, "strengths": strengths}
     candidates = _candidates(base, {name: values for name, values in tried.items() if values is not None})
-    full = [candidate.updated(strength=1.0) for candidate in candidates]  # one model serves all strengths
+    full = [replace(candidate, strength=1.0) for candidate in candidates]  # one model serves all strengths
     models = {config: calibrate(model, config) for config in dict.fromkeys(full[1:])}
     first = next(iter(models.values()))
     least_tokens = max(n_positions * _SEGMENT_TOKENS, *(config.min_content_tokens for config in models))
@@ -167,11 +173,11 @@ def _candidates(base: FairConfig, tried: Mapping[str, Any]) -> list[FairConfig]:
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise TypeError(f"{name}: expected a list of values to try, got {values!r}")
     names = [{"basket_sizes": "basket_size", "strengths": "strength"}.get(name, name) for name in tried]
-    combinations = [base.updated(**dict(zip(names, values, strict=True))) for values in product(*tried.values())]
+    combinations = [replace(base, **dict(zip(names, values, strict=True))) for values in product(*tried.values())]
     calibrated = [config for config in dict.fromkeys(combinations) if config.strength > 0]
     if not calibrated:
         raise ValueError(f"strengths: expected one above 0, and a value of all else that is to be tried, got {tried}")
-    return [base.updated(strength=0.0), *calibrated]
+    return [replace(base, strength=0.0), *calibrated]
 
 
 class _Sample(NamedTuple):

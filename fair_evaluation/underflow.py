@@ -21,8 +21,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from fair_calibration import FairSentenceTransformer, calibrate
-from fair_calibration.config import validate_positive_int
+from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration.validation import validate_positive_int
 from fair_evaluation.documents import batches, count_tokens
 from fair_evaluation.observation import Call, load_batch, observe_attention, row_logits
 from fair_evaluation.position_collections import load_passages
@@ -72,9 +72,8 @@ def diagnose_underflow(
     if texts is None:
         texts = [passage.text for passage in load_passages()]
     texts = [text for batch in batches(texts, 1024) for text in batch]
-    fair = calibrate(model).eval()
+    fair = calibrate(model, FairConfig()).eval()
     rows: list[_Row] = []
-    fair.fair.document_length = None
     for length in lengths:
         observer = UnderflowObserver(length, tuple(dtypes), max_rows)
         fair.max_seq_length = length

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fair_calibration import FairConfig
 from fair_evaluation.attention_profile import attention_profile
-from fair_evaluation.plots import plot_attention, plot_groups, plot_reflection
+from fair_evaluation.plots import commonest_baskets, plot_attention, plot_groups, plot_reflection
 from fair_evaluation.reflection import Reflection, segment_reflection
 from tests.conftest import TinyModel
 from tests.core.tiny_models import documents
@@ -73,13 +73,23 @@ def test_attention_weighs_by_documents() -> None:
     assert np.asarray(image.get_array()) == pytest.approx(np.array([[0.3]]))
 
 
+def test_attention_of_the_commonest_number_of_baskets(profile: pd.DataFrame, tiny_model: TinyModel) -> None:
+    (long,) = set(profile["n_baskets"][profile["documents"] == 1].tolist()) - {1, 2}
+    config = FairConfig(basket_size=16, isolate="bos_eos")
+    for lengths, commonest in (([10, 10, 31], 1), ([10, 31, 31], long), ([10, 31], long)):
+        mixed = attention_profile(tiny_model(), documents(lengths), config=config)
+        assert commonest_baskets(mixed) == commonest
+        ticks = [label.get_text() for label in plot_attention(mixed).axes[0].get_xticklabels()]
+        assert ticks == ["bos", *map(str, range(commonest)), "eos"]
+
+
 def test_reflection(reflection: Reflection, tmp_path: Path) -> None:
     for by in ("position", "as_written", "content"):
         figure = plot_reflection({"plain": reflection, "strength .5": reflection}, by=by)
         (ax,) = figure.axes
         frame = reflection.frame[reflection.frame["by"] == by]
         assert [line.get_label() for line in ax.lines] == ["plain", "strength .5"]
-        np.testing.assert_array_equal(ax.lines[0].get_xdata(), [1, 2, 3, 4])
+        np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0, 1, 2, 3])
         np.testing.assert_array_equal(ax.lines[0].get_ydata(), frame["similarity"])
         outline = ax.collections[0].get_paths()[0].vertices
         assert (outline[:, 1].min(), outline[:, 1].max()) == (frame["low"].min(), frame["high"].max())
@@ -122,9 +132,7 @@ def test_bad_scores(scores: pd.DataFrame, message: str) -> None:
 
 
 def test_other_errors(profile: pd.DataFrame, reflection: Reflection) -> None:
-    with pytest.raises(ValueError, match=r"n_baskets: the profile is of documents with \[1, 2, 3\] baskets, got None"):
-        plot_attention(profile)
-    with pytest.raises(ValueError, match=r"\[1, 2, 3\] baskets, got 9; choose one"):
+    with pytest.raises(ValueError, match=r"n_baskets: the profile has documents of \[1, 2, 3\] baskets, got 9"):
         plot_attention(profile, n_baskets=9)
     with pytest.raises(ValueError, match=r"profile: expected the columns .*\['layer'\] are missing"):
         plot_attention(profile.drop(columns="layer"))

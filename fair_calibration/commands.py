@@ -1,0 +1,177 @@
+"""The command line: ``fair-calibration COMMAND``, also ``python -m fair_calibration COMMAND``.
+
+Packages add their commands as entry points of the group ``fair_calibration.commands``, each the path of a tuple of
+`Command`. Such a module imports only the standard library and this module at its top, and everything else inside
+``run``: so ``--help`` works wherever the core is installed, and a command whose packages are missing says which extra
+to install.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+PROGRAM = "fair-calibration"
+GROUP = "fair_calibration.commands"
+INTERRUPTED = 130
+"""The exit status after Ctrl-C: 128 plus the number of the signal, as in shells."""
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_HUB_TIMEOUT = 10  # seconds
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line.
+
+    Attributes:
+        name: What the user types.
+        help: One line that says what the command does.
+        extra: The extra of the distribution with the packages that it needs, such as "evaluation".
+        add_arguments: Adds the command's arguments to its parser.
+        run: Runs the command with the parsed arguments; returns the exit status, None for 0.
+    """
+
+    name: str
+    help: str
+    extra: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit status; an error is one line and status 2, Ctrl-C is status 130.
+
+    Args:
+        arguments: The command and its arguments; None means those of the process.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    args = build_parser().parse_args(arguments)
+    command: Command = args.command
+    try:
+        return command.run(args) or 0
+    except KeyboardInterrupt as interrupt:
+        return _stop(command, " ".join(["interrupted", *_notes(interrupt)]), INTERRUPTED)
+    except ModuleNotFoundError as error:
+        if error.name is None:
+            return _stop(command, f"error: {_message(error)}", 2)
+        missing = error.name.partition(".")[0]
+        return _stop(
+            command,
+            f"error: the package {missing!r} is not installed, which this command needs: "
+            f'pip install "{PROGRAM}[{command.extra}]"',
+            2,
+        )
+    except (ImportError, MemoryError, OSError, TypeError, ValueError) as error:
+        return _stop(command, f"error: {_message(error)}", 2)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all installed commands."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Finds out whether a dense encoder favours the beginning of documents, chooses settings that "
+        "correct it, and encodes collections with them.",
+        epilog=f"Begin with: {PROGRAM} reflection MODEL TEXTS --compare",
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in find_commands():
+        subparser = commands.add_parser(command.name, help=command.help, description=f"{_sentence(command.help)}.")
+        command.add_arguments(subparser)
+        subparser.set_defaults(command=command)
+    return parser
+
+
+def find_commands() -> list[Command]:
+    """Returns the commands of all installed packages, in the order of their entry points' names."""
+    found = sorted(entry_points(group=GROUP), key=lambda entry_point: entry_point.name)
+    return [command for entry_point in found for command in entry_point.load()]
+
+
+def positive_int(text: str) -> int:
+    """Reads an argument that is an integer of at least 1; use it as the ``type`` of such an argument."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+    return value
+
+
+def strength(text: str) -> float:
+    """Reads an argument that is a number from 0 to 1; use it as the ``type`` of such an argument."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
+    return value
+
+
+def check_model(name: str) -> bool:
+    """Checks that a model is a folder, or that the hub or its local cache has a model of this name, before loading it.
+
+    Loading a name that does not exist, or any name without a network, would retry for more than a minute first.
+
+    Args:
+        name: The folder or the name, as the user typed it.
+
+    Returns:
+        Whether to load the model with ``local_files_only``: it is a folder, or in the cache while the hub does not
+        answer.
+
+    Raises:
+        ValueError: There is no such folder or model.
+    """
+    if name and (path := Path(name)).exists():
+        if not path.is_dir():
+            raise ValueError(f"model: expected a folder or the name of a model on the hub, {name!r} is a file")
+        return True
+    if not _HUB_NAME.fullmatch(name):
+        raise ValueError(f"model: there is no folder {name!r}")
+    from huggingface_hub import model_info, try_to_load_from_cache
+
+    names = [name] if "/" in name else [f"sentence-transformers/{name}", name]
+    problem: Exception | None = None
+    for full_name in names:
+        try:
+            model_info(full_name, timeout=_HUB_TIMEOUT)
+        except Exception as error:  # OSErrors, ValueErrors and errors of the hub's HTTP client
+            problem = error
+        else:
+            return False
+    files = ("modules.json", "config.json")
+    if any(isinstance(try_to_load_from_cache(full_name, file), str) for full_name in names for file in files):
+        return True
+    reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+    raise ValueError(
+        f"model: there is no folder {name!r}, no model of that name in the local cache, and none that the Hugging Face "
+        f"hub gave ({reason}); check the spelling, and the network if the model is to be downloaded"
+    )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _message(error: BaseException) -> str:
+    """Returns an error's message and notes as one line, and its class where it has no message."""
+    text = str(error) or type(error).__name__
+    return " ".join(" ".join([text, *_notes(error)]).split())
+
+
+def _notes(error: BaseException) -> list[str]:
+    return list(getattr(error, "__notes__", ()))
+
+
+def _stop(command: Command, message: str, status: int) -> int:
+    sys.stdout.flush()
+    print(f"{PROGRAM} {command.name}: {message}", file=sys.stderr)
+    return status
