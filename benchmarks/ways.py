@@ -54,6 +54,7 @@ SETTINGS = {
 PLAIN, PUBLISHED, AVERAGE, BEST = "plain", "published default", "chunk and average", "best chunk"
 WAYS = (PLAIN, *SETTINGS, AVERAGE, BEST)
 CHUNK = EvenChunks().chunk_size
+OWN = "embedded"  # the name of the project's own passages in the record
 SEED = 0  # of the grouping of passages into documents
 
 
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--geometry", choices=GEOMETRIES, action="append", help="repeatable; default: all that fit")
     parser.add_argument("--record", type=Path, required=True, help="a JSON lines file, read and added to")
     parser.add_argument("--table", action="store_true", help="print the tables of the record and measure nothing")
+    parser.add_argument("--base", choices=("plain", "published"), default="plain", help="what the tables compare with")
     args = parser.parse_args()
     record = Record(args.record)
     if not args.table:
@@ -73,12 +75,12 @@ def main() -> None:
             model = load_encoder(name)
             for geometry in args.geometry or GEOMETRIES:
                 _measure(record, name, model, geometry, args.passages)
-    print(tables(record))
+    print(tables(record, args.base))
 
 
 def _measure(record: Record, encoder: str, model: SentenceTransformer, geometry: str, path: Path | None) -> None:
     """Measures all ways with one encoder on documents of one geometry."""
-    where = {"encoder": encoder, "passages": path.stem if path else "embedded", "geometry": geometry}
+    where = {"encoder": encoder, "passages": path.stem if path else OWN, "geometry": geometry}
     try:
         data = build_rotations(load_passages(path), GEOMETRIES[geometry], model, SEED)
     except ValueError as error:  # the project's passages are too short for 2 x 220
@@ -173,44 +175,53 @@ def cut_chunks(model: SentenceTransformer, text: str) -> list[str]:
     return [text[a:b].strip() for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
 
-def tables(record: Record) -> str:
-    """Returns a table for each encoder, collection of passages and geometry."""
+def tables(record: Record, base: str) -> str:
+    """Returns a table for each encoder, with differences to the plain model or to the published default.
+
+    Args:
+        record: The results.
+        base: "plain" or "published".
+    """
     parts = []
     for encoder in ENCODERS:
-        for passages in dict.fromkeys(row["passages"] for row in record.rows):
-            for geometry in GEOMETRIES:
-                where = {"encoder": encoder, "passages": passages, "geometry": geometry}
-                rows = [row for way in WAYS if (row := record.find({**where, "way": way}))]
-                if rows:
-                    parts.append(_table(rows, f"{encoder}, {passages}, {geometry}"))
+        rows = [row for row in record.rows if row["encoder"] == encoder]
+        if not rows:
+            continue
+        collections = sorted(
+            {(row["passages"], row["geometry"]) for row in rows},
+            key=lambda where: (where[0] == OWN, where[0], list(GEOMETRIES).index(where[1])),
+        )
+        columns = [
+            {row["way"]: row for row in rows if (row["passages"], row["geometry"]) == where} for where in collections
+        ]
+        header = [encoder]
+        for (passages, geometry), found in zip(collections, columns, strict=True):
+            row = next(iter(found.values()))
+            sizes = f"{row['documents']} documents of {row['tokens']:.0f} tokens, {row['questions']} questions"
+            parts.append(f"{encoder}, {passages}, {geometry}: {sizes}")
+            header += [f"{passages} {geometry}: nDCG@10", "PSI"]
+        names = [way for way in WAYS if any(way in found for found in columns)]
+        cells = [[way, *(cell for found in columns for cell in _cells(found.get(way), base))] for way in names]
+        parts.append(markdown(header, cells))
     return "\n\n".join(parts)
 
 
-def _table(rows: list[dict[str, Any]], title: str) -> str:
-    first = rows[0]
-    head = f"{title}: {first['documents']} documents of {first['tokens']:.0f} tokens, {first['questions']} questions"
-    header = ["", "nDCG@10", "by place", "PSI", "nDCG@10 - plain", "PSI - plain", "nDCG@10 - default", "PSI - default"]
-    cells = [
-        [
-            row["way"],
-            _number(row["ndcg"]),
-            " / ".join(map(_number, row["places"])),
-            _number(row["psi"]),
-            *(_difference(row[base][name]) for base in ("to_plain", "to_published") for name in ("ndcg", "psi")),
-        ]
-        for row in rows
-    ]
-    return f"{head}\n\n{markdown(header, cells)}"
+def _cells(row: dict[str, Any] | None, base: str) -> list[str]:
+    """Returns nDCG@10 and PSI of a result, each with its difference to the base and the interval of that."""
+    if row is None:
+        return ["", ""]
+    return [_cell(row[name], row[f"to_{base}"][name]) for name in ("ndcg", "psi")]
+
+
+def _cell(value: float, difference: list[float]) -> str:
+    if not any(difference):
+        return _number(value)
+    gain, low, high = (_number(number, "+") for number in difference)
+    return f"{_number(value)} ({gain} [{low}, {high}])"
 
 
 def _number(value: float, sign: str = "") -> str:
     return f"{value:{sign}.3f}".replace("0.", ".", 1)
-
-
-def _difference(values: list[float]) -> str:
-    """Returns a difference with its interval."""
-    difference, low, high = (_number(value, "+") for value in values)
-    return f"{difference} [{low}, {high}]" if any(values) else ""
 
 
 if __name__ == "__main__":
