@@ -254,7 +254,10 @@ def run_probes(args: argparse.Namespace) -> None:
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``evaluate``."""
-    parser.add_argument("scores", help="a CSV file with the columns qid, score and position (a group, or 0 to 1)")
+    parser.add_argument(
+        "scores",
+        help="a CSV file with the columns qid, score and position, or place: a group, or a number from 0 to 1",
+    )
     parser.add_argument("--against", help="such a file of a second system, whose PSI is compared")
     parser.add_argument("--length-column", help="the column of document lengths, to evaluate by length as well")
     parser.add_argument("--order", nargs="+", help="all groups, from the beginning of documents to the end")
@@ -275,8 +278,6 @@ def run_evaluate(args: argparse.Namespace) -> None:
     for path in paths:
         try:
             rows = pd.read_csv(path, dtype={"qid": str})
-            if "position" not in rows and "place" in rows:
-                rows = rows.rename(columns={"place": "position"})
             results.append(evaluate_positions(rows, length=args.length_column, order=args.order, name=Path(path).stem))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error

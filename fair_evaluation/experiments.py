@@ -1,4 +1,4 @@
-"""Evaluation by position of PyTerrier experiments."""
+"""Evaluation by position of a PyTerrier experiment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 
 from fair_evaluation.position_evaluation import EvaluationOptions, evaluate_positions
 from fair_evaluation.position_result import PositionEvaluation
-from fair_evaluation.query_positions import Positions, join_positions
+from fair_evaluation.query_positions import Positions, choose_position_column, join_positions
 
 
 def from_experiment(
@@ -16,7 +16,7 @@ def from_experiment(
     positions: Positions,
     *,
     measure: str | None = None,
-    position: str = "position",
+    position: str | None = None,
     length: str | None = None,
     unit: str | None = None,
     **options: Unpack[EvaluationOptions],
@@ -24,28 +24,29 @@ def from_experiment(
     """Evaluates the systems of a `pt.Experiment` by position.
 
     Args:
-        results: What ``pt.Experiment(..., perquery=True)`` or ``perquery="both"`` returns, with the columns ``name``,
+        results: The result of ``pt.Experiment(..., perquery=True)`` or ``perquery="both"``, with the columns ``name``,
             ``qid``, ``measure`` and ``value``.
-        positions: By query id: a mapping or a series of positions, or a frame with ``qid`` and the columns that
-            ``position``, ``length`` and ``unit`` name, such as topics.
-        measure: The measure, such as "nDCG@10"; may be left out where the experiment has one alone.
-        position: The column of positions; see `evaluate_positions` for these and the other settings.
-        length: The column of document lengths.
-        unit: The column of units.
+        positions: The position of the answer by query id: a mapping, a series, or a frame with ``qid`` and the columns
+            named by ``position``, ``length`` and ``unit``, such as the topics.
+        measure: The measure to evaluate, such as "nDCG@10". Needed only if the experiment has several.
+        position: The column of positions in the frame; None means "position", or "place" without such a column.
+        length: The column of document lengths; see `evaluate_positions` for this and the following arguments.
+        unit: The column of units of resampling.
         **options: ``bins``, ``order``, ``length_classes``, ``confidence``, ``n_resamples``, ``seed``.
 
     Returns:
-        The evaluation of each system, by its name, in the order of the experiment.
+        The evaluation of each system by name, in the order of the experiment.
 
     Raises:
-        TypeError: ``results`` is no frame, such as that of an experiment without ``perquery``.
-        ValueError: It has no such columns or measure, or queries and positions do not fit, or a system occurs twice.
+        TypeError: ``results`` is not a frame, or ``positions`` has none of the forms above.
+        ValueError: Columns or the measure are missing, queries and positions do not match, or two systems have the
+            same name.
     """
     if isinstance(results, tuple) and len(results) == 2:
         results = results[1]  # perquery="both"
     if not isinstance(results, pd.DataFrame):
         raise TypeError(
-            f"results: expected what pt.Experiment(..., perquery=True) returns, got {type(results).__name__}"
+            f"results: expected the result of pt.Experiment(..., perquery=True), got {type(results).__name__}"
         )
     if missing := [column for column in ("name", "qid", "measure", "value") if column not in results.columns]:
         raise ValueError(
@@ -57,6 +58,8 @@ def from_experiment(
         (measure,) = measures
     if str(measure) not in measures:
         raise ValueError(f"measure: expected one of {measures}, got {measure!r}")
+    columns = positions.columns if isinstance(positions, pd.DataFrame) else ()
+    position = choose_position_column(columns, position)
     scores = results[results["measure"].map(str) == str(measure)].rename(columns={"value": "score"})
     evaluations = {}
     for name, part in scores.groupby("name", sort=False):

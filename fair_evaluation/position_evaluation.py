@@ -35,6 +35,7 @@ import pandas as pd
 from fair_evaluation.measures import Array, harmonic_mean_of_rows, psi_of_rows, slope_of_rows
 from fair_evaluation.position_groups import Grouped, LengthClasses, group_lengths, group_positions
 from fair_evaluation.position_result import Interval, PositionEvaluation
+from fair_evaluation.query_positions import choose_position_column
 from fair_evaluation.resampling import Codes, UnitTotals, add_up_units, draw_weights, rank_correlation
 
 _NAMED = 5  # how many records an error names
@@ -56,7 +57,7 @@ def evaluate_positions(
     *,
     qid: str = "qid",
     score: str = "score",
-    position: str = "position",
+    position: str | None = None,
     length: str | None = None,
     unit: str | None = None,
     bins: int | Sequence[float] = 20,
@@ -98,6 +99,9 @@ def evaluate_positions(
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: expected a number between 0 and 1, such as 0.95, got {confidence!r}")
     check_resamples(n_resamples)
+    if not isinstance(rows, pd.DataFrame) and (rows := list(rows)) and isinstance(rows[0], Mapping):
+        rows = pd.DataFrame(rows)
+    position = choose_position_column(rows.columns if isinstance(rows, pd.DataFrame) else (), position)
     columns = {"qid": qid, "score": score, "position": position, "length": length, "unit": unit}
     table = _read({ours: theirs for ours, theirs in columns.items() if theirs is not None}, rows)
     grouped = group_positions(table["position"], bins=bins, order=order)
@@ -174,12 +178,9 @@ def _read(columns: Mapping[str, str], rows: pd.DataFrame | Iterable[Any]) -> pd.
 def _to_frame(columns: Mapping[str, str], rows: pd.DataFrame | Iterable[Any]) -> pd.DataFrame:
     if not isinstance(rows, pd.DataFrame):
         records = list(rows)
-        if records and isinstance(records[0], Mapping):
-            rows = pd.DataFrame(records)
-        elif widths := {len(record) for record in records} - {len(columns)}:
+        if widths := {len(record) for record in records} - {len(columns)}:
             raise ValueError(f"rows: expected tuples of {list(columns.values())}, got some of {sorted(widths)} values")
-        else:
-            rows = pd.DataFrame(records, columns=list(columns.values()))
+        rows = pd.DataFrame(records, columns=list(columns.values()))
     if missing := [column for column in columns.values() if column not in rows.columns]:
         raise ValueError(f"rows: the columns {missing} are missing, there are {list(rows.columns)}")
     return pd.DataFrame({ours: rows[theirs] for ours, theirs in columns.items()}).reset_index(drop=True)

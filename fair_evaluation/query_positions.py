@@ -1,14 +1,22 @@
-"""Positions by query, in the forms that they come in, joined to scores by query."""
+"""The position of each query's answer, in any of the forms that users have it in, joined to the query's score."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
-_NAMED = 5  # how many records an error names
+_SHOWN = 5  # queries named in an error
 Positions = Mapping[str, Any] | pd.Series | pd.DataFrame
+
+
+def choose_position_column(columns: Iterable[Any], name: str | None) -> str:
+    """Returns the column of positions: the one named, or "position", or "place", as our own topics call it."""
+    if name is not None:
+        return name
+    columns = list(columns)
+    return "place" if "place" in columns and "position" not in columns else "position"
 
 
 def join_positions(
@@ -17,29 +25,31 @@ def join_positions(
     """Adds the position, length and unit of each query to its score.
 
     Args:
-        scores: ``qid`` and ``score``, each query once.
-        positions: By query: a mapping or a series of positions, or a frame with ``qid`` and the columns named next; a
-            query in several rows of it is in several groups.
+        scores: The columns ``qid`` and ``score``, one row per query.
+        positions: A mapping or series of positions by query id, or a frame with ``qid`` and the columns named next. A
+            query in several rows of the frame counts in several groups.
         position: The column of positions.
-        length: The column of document lengths, if any.
-        unit: The column of units, if any.
-        what: What was scored, for errors.
+        length: The column of document lengths, or None.
+        unit: The column of units of resampling, or None.
+        what: What was scored, for error messages.
 
     Raises:
-        ValueError: A column is missing, a query has a score but no position, or a position but no score.
+        TypeError: ``positions`` has another type.
+        ValueError: A column is missing, or a query has a score and no position, or a position and no score.
     """
     table = _to_frame(positions, position, [c for c in (length, unit) if c is not None])
     scored, placed = set(scores["qid"]), set(table["qid"])
-    if bare := [q for q in scores["qid"] if q not in placed]:
+    if missing := [q for q in scores["qid"] if q not in placed]:
         kinds = {type(q).__name__ for q in placed}
         raise ValueError(
-            f"positions: {len(bare)} of {len(scored)} queries of {what} have no position, such as {bare[:_NAMED]} "
-            f"(positions have ids of {'/'.join(sorted(kinds)) or 'no query'}); add them, or leave the queries out"
+            f"positions: {len(missing)} of {len(scored)} queries of {what} have no position, such as "
+            f"{missing[:_SHOWN]} (ids with a position are of type {'/'.join(sorted(kinds)) or '-'}); add their "
+            "positions, or leave the queries out"
         )
-    if bare := [q for q in dict.fromkeys(table["qid"]) if q not in scored]:
+    if missing := [q for q in dict.fromkeys(table["qid"]) if q not in scored]:
         raise ValueError(
-            f"positions: {len(bare)} queries have no score in {what}, such as {bare[:_NAMED]}; give the positions of "
-            "the queries evaluated"
+            f"positions: {len(missing)} queries have no score in {what}, such as {missing[:_SHOWN]}; give positions of "
+            "the evaluated queries only"
         )
     return table.merge(scores[["qid", "score"]], on="qid")
 
@@ -48,7 +58,10 @@ def _to_frame(positions: Positions, position: str, others: list[str]) -> pd.Data
     if isinstance(positions, pd.DataFrame):
         columns = ["qid", position, *others]
         if missing := [column for column in columns if column not in positions.columns]:
-            raise ValueError(f"positions: the columns {missing} are missing, there are {list(positions.columns)}")
+            raise ValueError(
+                f"positions: the columns {missing} are missing, there are {list(positions.columns)}; "
+                "position=, length= and unit= name them"
+            )
         return positions[columns]
     if not isinstance(positions, Mapping | pd.Series):
         raise TypeError(f"positions: expected a mapping, a series or a frame, got {type(positions).__name__}")

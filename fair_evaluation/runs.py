@@ -1,4 +1,4 @@
-"""Evaluation by position of a run, scored by ir_measures."""
+"""Evaluation by position of a run that ir_measures scores."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import pandas as pd
 
 from fair_evaluation.position_evaluation import EvaluationOptions, evaluate_positions
 from fair_evaluation.position_result import PositionEvaluation
-from fair_evaluation.query_positions import Positions, join_positions
+from fair_evaluation.query_positions import Positions, choose_position_column, join_positions
 
 logger = logging.getLogger("fair_evaluation")
-_NAMED = 5  # how many records an error names
-_NAMES = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
-"""PyTerrier's names of columns, and those of ir_measures."""
+_SHOWN = 5  # records named in an error
+_COLUMNS = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}  # PyTerrier's names, and those of ir_measures
 Table = pd.DataFrame | Mapping[str, Mapping[str, float]] | str | os.PathLike[str] | Iterable[Any]
 
 
@@ -29,7 +28,7 @@ def from_run(
     positions: Positions,
     measure: Any = "nDCG@10",
     name: str = "run",
-    position: str = "position",
+    position: str | None = None,
     length: str | None = None,
     unit: str | None = None,
     **options: Unpack[EvaluationOptions],
@@ -37,23 +36,28 @@ def from_run(
     """Scores a run query by query with ir_measures, and evaluates it by position.
 
     Args:
-        run: A frame with ``qid``, ``docno`` and ``score`` (or ``query_id``, ``doc_id``), ``{query: {document:
+        run: A frame with ``qid``, ``docno`` and ``score`` (or ``query_id`` and ``doc_id``), a dict ``{query: {document:
             score}}``, the path of a TREC run, or `ir_measures.ScoredDoc` tuples. A judged query without results scores
-            0, which is logged and noted.
-        qrels: Likewise, with ``label`` (or ``relevance``) in the place of the score. Its queries are those evaluated.
-        positions: By query id, see `from_experiment`.
-        measure: One of ir_measures, or its name.
-        name: What the run is called.
-        position: See `evaluate_positions`, for these and the other settings.
-        length: Likewise.
-        unit: Likewise.
+            0, with a warning and a note in the result.
+        qrels: The judgements in the same forms, with ``label`` (or ``relevance``) instead of the score. The judged
+            queries are the ones that are evaluated.
+        positions: The position of the answer by query id, as in `from_experiment`.
+        measure: A measure of ir_measures, or its name.
+        name: A name for the run.
+        position: The column of positions; None means "position", or "place" without such a column.
+        length: The column of document lengths; see `evaluate_positions` for this and the following arguments.
+        unit: The column of units of resampling.
         **options: ``bins``, ``order``, ``length_classes``, ``confidence``, ``n_resamples``, ``seed``.
+
+    Returns:
+        The evaluation. Its notes also say, as warnings do, where copies of the evidence compete in one collection, so
+        that the scores of the positions are not comparable.
 
     Raises:
         ImportError: ir_measures is not installed.
-        TypeError: Ids are no strings, which ir_measures needs.
-        ValueError: The measure is unknown, columns or values are missing, a document is twice in a query, there are no
-            judgements, or queries and positions do not fit.
+        TypeError: Ids are not strings, which ir_measures needs.
+        ValueError: The measure is unknown, columns or values are missing, a document occurs twice for a query, there
+            are no judgements, or queries and positions do not match.
     """
     ir_measures = _ir_measures()
     measure = _parse(ir_measures, measure)
@@ -63,19 +67,53 @@ def from_run(
         raise ValueError("qrels: expected judgements, got none")
     metrics = list(ir_measures.iter_calc([measure], judged, found))
     scores = pd.DataFrame({"qid": [m.query_id for m in metrics], "score": [float(m.value) for m in metrics]})
+    position = choose_position_column(positions.columns if isinstance(positions, pd.DataFrame) else (), position)
     table = join_positions(scores, positions, position=position, length=length, unit=unit, what="qrels")
     result = evaluate_positions(
         table, position=position, length=length, unit=unit, name=name, measure=str(measure), **options
     )
     queries, answered = list(dict.fromkeys(judged["query_id"])), set(found["query_id"])
     notes = []
-    if bare := [query for query in queries if query not in answered]:
-        notes.append(f"{len(bare)} of {len(queries)} queries have no results and score 0, such as {bare[:_NAMED]}")
-    if strangers := [query for query in dict.fromkeys(found["query_id"]) if query not in set(queries)]:
-        notes.append(f"{len(strangers)} queries of the run are not judged and left out, such as {strangers[:_NAMED]}")
+    if missing := [query for query in queries if query not in answered]:
+        notes.append(
+            f"{len(missing)} of {len(queries)} queries have no results and score 0, such as {missing[:_SHOWN]}"
+        )
+    if unjudged := [query for query in dict.fromkeys(found["query_id"]) if query not in set(queries)]:
+        notes.append(f"{len(unjudged)} queries of the run are not judged and left out, such as {unjudged[:_SHOWN]}")
+    if competing := _competing_queries(judged, found, table.rename(columns={position: "position"}), unit):
+        notes.append(
+            f"{len(competing)} queries, such as {competing[:_SHOWN]}, have relevant documents, or copies of them, at "
+            "several positions in one collection: these compete, so a position scores low where another one wins, and "
+            "the positions are not comparable; make one collection per position, as build_collections and build_probes "
+            "do, and search each by itself"
+        )
     for note in notes:
         logger.warning("%s: %s", name, note)
     return replace(result, notes=result.notes + tuple(notes))
+
+
+def _competing_queries(judged: pd.DataFrame, found: pd.DataFrame, table: pd.DataFrame, unit: str | None) -> list[str]:
+    """Returns the queries whose evidence stands in one collection at several positions.
+
+    They have several relevant documents and several positions; or a query of the same unit, such as the same question
+    asked at another position, has its relevant document among the documents found.
+    """
+    relevant = judged[judged["relevance"] > 0]
+    positions = table.explode("position").groupby("qid")["position"].nunique()
+    documents = relevant.groupby("query_id")["doc_id"].nunique()
+    several = set(positions.index[positions > 1]) & set(documents.index[documents > 1])
+    if unit is not None:
+        by_query = table.drop_duplicates("qid").set_index("qid")[unit]
+        owned = relevant.assign(unit=relevant["query_id"].map(by_query)).dropna(subset="unit")
+        listed = found.assign(unit=found["query_id"].map(by_query)).dropna(subset="unit")
+        pairs = listed.merge(owned, on=["doc_id", "unit"], suffixes=("", "_owner"))
+        own = set(relevant[["query_id", "doc_id"]].itertuples(index=False, name=None))
+        several |= {
+            query
+            for query, document in pairs[["query_id", "doc_id"]].itertuples(index=False, name=None)
+            if (query, document) not in own
+        }
+    return [query for query in dict.fromkeys(judged["query_id"]) if query in several]
 
 
 def _ir_measures() -> ModuleType:
@@ -96,7 +134,7 @@ def _parse(ir_measures: ModuleType, measure: Any) -> Any:
 
 
 def _to_frame(what: str, table: Any, read: Any, value: str) -> pd.DataFrame:
-    """Returns query_id, doc_id and the value, checked."""
+    """Returns a table as a checked frame of ``query_id``, ``doc_id`` and the value."""
     if isinstance(table, str | os.PathLike):
         table = read(os.fspath(table))
     if isinstance(table, Mapping):
@@ -105,21 +143,21 @@ def _to_frame(what: str, table: Any, read: Any, value: str) -> pd.DataFrame:
         table = [(row.query_id, row.doc_id, getattr(row, value)) for row in table]
     columns = ["query_id", "doc_id", value]
     frame = table if isinstance(table, pd.DataFrame) else pd.DataFrame(table, columns=columns)
-    # A frame may have both kinds of names: ir_measures' own come first.
-    frame = frame.rename(columns={k: v for k, v in _NAMES.items() if v not in frame.columns})
+    # A frame may have the names of both: those of ir_measures take precedence.
+    frame = frame.rename(columns={k: v for k, v in _COLUMNS.items() if v not in frame.columns})
     if missing := [column for column in columns if column not in frame.columns]:
         raise ValueError(f"{what}: the columns {missing} are missing, there are {list(frame.columns)}")
     frame = frame[columns]
     for column in columns[:2]:
         if odd := [v for v in frame[column] if not isinstance(v, str)]:
             raise TypeError(
-                f"{what}: expected strings in {column}, as ir_measures does, got {odd[:_NAMED]}; use astype(str)"
+                f"{what}: expected strings in {column}, as ir_measures does, got {odd[:_SHOWN]}; use astype(str)"
             )
     if (absent := frame[value].isna()).any():
         raise ValueError(
-            f"{what}: {value} is missing or NaN for the queries {frame['query_id'][absent].tolist()[:_NAMED]}"
+            f"{what}: {value} is missing or NaN for the queries {frame['query_id'][absent].tolist()[:_SHOWN]}"
         )
     if (twice := frame.duplicated(columns[:2])).any():
         found = list(frame.loc[twice, columns[:2]].itertuples(index=False, name=None))
-        raise ValueError(f"{what}: expected a document once for a query, got {found[:_NAMED]} more than once")
+        raise ValueError(f"{what}: expected each document once per query, got {found[:_SHOWN]} more than once")
     return frame

@@ -67,6 +67,14 @@ def test_both_forms_and_all_forms_of_positions(results: Any) -> None:
     assert from_experiment(results, by_query, measure=RR @ 10, n_resamples=20)["two"].to_dict() == expected  # type: ignore[arg-type]
 
 
+def test_topics_of_position_collections(results: Any) -> None:
+    topics = TOPICS.drop(columns="position")
+    by_place = from_experiment(results, topics, measure="RR@10", n_resamples=20)["two"]
+    assert by_place.groups["group"].tolist() == ["beginning", "end"]
+    named = from_experiment(results, topics, measure="RR@10", n_resamples=20, position="place")["two"]
+    assert by_place.to_dict() == named.to_dict()
+
+
 def test_settings_reach_the_evaluation(results: Any) -> None:
     found = from_experiment(
         results,
@@ -113,7 +121,7 @@ class TestErrors:
             from_experiment(means, TOPICS, position="place")
 
     def test_no_frame(self) -> None:
-        with pytest.raises(TypeError, match=r"results: expected what pt\.Experiment"):
+        with pytest.raises(TypeError, match=r"results: expected the result of pt\.Experiment"):
             from_experiment({"one": {"RR@10": 1}}, TOPICS)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("measure", [None, "AP"])
@@ -122,14 +130,16 @@ class TestErrors:
             from_experiment(results, TOPICS, measure=measure)
 
     def test_queries_without_a_position(self, results: Any) -> None:
-        message = "positions: 1 of 4 queries of 'one' have no position, such as ['q4'] (positions have ids of str)"
+        message = (
+            "positions: 1 of 4 queries of 'one' have no position, such as ['q4'] (ids with a position are of type str)"
+        )
         with pytest.raises(ValueError, match=re.escape(message)):
             from_experiment(results, TOPICS[:3], measure="RR@10")
 
     def test_ids_of_another_type(self, results: Any) -> None:
         with pytest.raises(
             ValueError,
-            match=re.escape("have no position, such as ['q1', 'q2', 'q3', 'q4'] (positions have ids of int)"),
+            match=re.escape("have no position, such as ['q1', 'q2', 'q3', 'q4'] (ids with a position are of type int)"),
         ):
             from_experiment(results, {1: "end"}, measure="RR@10")  # type: ignore[dict-item]
 

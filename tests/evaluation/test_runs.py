@@ -130,7 +130,7 @@ class TestErrors:
 
     def test_a_document_twice(self) -> None:
         with pytest.raises(
-            ValueError, match=re.escape("run: expected a document once for a query, got [('q1', 'd1')] more than once")
+            ValueError, match=re.escape("run: expected each document once per query, got [('q1', 'd1')] more than once")
         ):
             from_run(pd.concat([RUN, RUN[:1]]), QRELS, positions=POSITIONS)
 
@@ -151,3 +151,36 @@ class TestErrors:
 
 def test_measures_of_other_kinds() -> None:
     assert from_run(RUN, QRELS, positions=POSITIONS, measure=nDCG(cutoff=1)).groups["mean"].tolist() == [1, 0.5]
+
+
+class TestCompetingEvidence:
+    """Several copies of the evidence in one collection make the scores of positions incomparable."""
+
+    NOTE = "at several positions in one collection: these compete"
+
+    def test_several_relevant_documents_at_several_positions(self, caplog: pytest.LogCaptureFixture) -> None:
+        qrels = pd.DataFrame([("q1", f"d{i}", 1) for i in range(3)] + [("q2", "d9", 1)], columns=QRELS.columns)
+        run = pd.DataFrame([("q1", "d0", 2.0), ("q2", "d9", 1.0)], columns=RUN.columns)
+        positions = pd.DataFrame(
+            [("q1", "beginning"), ("q1", "middle"), ("q1", "end"), ("q2", "end")], columns=["qid", "place"]
+        )
+        with caplog.at_level(logging.WARNING):
+            result = from_run(run, qrels, positions=positions)
+        assert any(self.NOTE in note and "1 queries, such as ['q1']" in note for note in result.notes)
+        assert self.NOTE in caplog.text
+        lists = {"q1": ["beginning", "middle", "end"], "q2": "end"}
+        assert from_run(run, qrels, positions=lists).notes == result.notes
+
+    def test_rotations_in_one_collection(self) -> None:
+        topics = pd.DataFrame({"qid": ["r0a", "r1a"], "place": ["beginning", "end"], "question": "a"})
+        qrels = pd.DataFrame([("r0a", "r0d", 1), ("r1a", "r1d", 1)], columns=QRELS.columns)
+        together = {qid: {"r0d": 2.0, "r1d": 1.0} for qid in topics["qid"]}
+        (note,) = [n for n in from_run(together, qrels, positions=topics, unit="question").notes if self.NOTE in n]
+        assert "2 queries, such as ['r0a', 'r1a']" in note
+        apart = {"r0a": {"r0d": 2.0, "x": 1.0}, "r1a": {"r1d": 1.0}}
+        assert not any(self.NOTE in n for n in from_run(apart, qrels, positions=topics, unit="question").notes)
+
+    def test_a_query_of_several_groups_with_one_document(self) -> None:
+        qrels = pd.DataFrame([("q1", "d1", 1)], columns=QRELS.columns)
+        result = from_run({"q1": {"d1": 1.0}}, qrels, positions={"q1": ["beginning", "end"]})
+        assert not any(self.NOTE in note for note in result.notes)
