@@ -2,7 +2,7 @@
 
 from fair_indexing.assemble import assemble_flex, assemble_npy, assemble_parquet
 from fair_indexing.build import Build, build
-from fair_indexing.encoding import encode_documents
+from fair_indexing.encode import encode_texts
 from fair_indexing.shards import ShardFolder
 from fair_indexing.stream import EncodedWindow, encode_stream
 
@@ -14,6 +14,6 @@ __all__ = [
     "assemble_npy",
     "assemble_parquet",
     "build",
-    "encode_documents",
     "encode_stream",
+    "encode_texts",
 ]

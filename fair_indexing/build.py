@@ -17,22 +17,17 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
+from fair_calibration.identity import EncoderIdentity
 from fair_indexing.background import Background
-from fair_indexing.encoding import DocumentEncoder, Vectors, default_tokens_per_batch
 from fair_indexing.files import digest_strings
 from fair_indexing.lock import locked
-from fair_indexing.manifest import (
-    EncoderRecord,
-    Manifest,
-    check_same,
-    describe_environment,
-    environment_differences,
-)
+from fair_indexing.manifest import Manifest, check_same, describe_environment, environment_differences
 from fair_indexing.pool import PoolEncoder, check_devices
 from fair_indexing.records import Source, Window, open_source
 from fair_indexing.shard import ShardEntry
 from fair_indexing.shards import Completion, ShardFolder
 from fair_indexing.stream import encode_windows
+from fair_indexing.text_encoder import TextEncoder, Vectors, default_tokens_per_batch
 
 logger = logging.getLogger("fair_indexing")
 SHARD_SIZE = 4096
@@ -92,7 +87,7 @@ def build(
         docno_field: The column or key of the docnos.
         text_field: The column or key of the texts.
         model_name: What the index calls the model; None is the name that it was loaded by.
-        tokens_per_batch: See `encode_documents`.
+        tokens_per_batch: See `encode_texts`.
         devices: See `encode_stream`.
         show_progress_bar: Whether to show a bar with documents per second and the time left.
 
@@ -110,9 +105,9 @@ def build(
             tokens_per_batch = default_tokens_per_batch(torch.device(devices[0]))
     records = open_source(source, docno_field=docno_field, text_field=text_field).started()
     settings: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "normalize": normalize, "strength": strength}
-    encoder = DocumentEncoder(model, **settings)
+    encoder = TextEncoder(model, **settings)
     manifest = Manifest(
-        encoder=EncoderRecord.of(model, name=model_name, strength=strength, normalize=normalize),
+        encoder=EncoderIdentity.of(model, name=model_name, strength=strength, normalize=normalize),
         shard_size=shard_size,
         source={"name": records.name, "documents": records.documents},
         environment=describe_environment(model, devices, tokens_per_batch=encoder.tokens_per_batch),
@@ -258,7 +253,7 @@ def _check(source: Source, shard_size: int, whole: Mapping[int, ShardEntry], sho
     return pending.documents
 
 
-def _encode(encoder: DocumentEncoder, pending: PendingShards, bar: tqdm[Any]) -> Generator[tuple[Window, Vectors]]:
+def _encode(encoder: TextEncoder, pending: PendingShards, bar: tqdm[Any]) -> Generator[tuple[Window, Vectors]]:
     """Encodes shard by shard; no batch has documents of two shards, so each is what it is alone."""
     ends: deque[Window | None] = deque()  # of each part the shard, if it is the last one of it
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, FairSentenceTransformer
-from fair_calibration.config import validate_positive_int
+from fair_calibration.validation import validate_positive_int
 from fair_indexing.assemble import FORMATS
 from fair_indexing.build import SHARD_SIZE, build
 from fair_indexing.pool import check_devices

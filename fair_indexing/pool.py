@@ -1,4 +1,4 @@
-"""Encodes windows of documents on several devices, with sentence-transformers' pool of processes."""
+"""Encodes texts on several devices, with sentence-transformers' pool of processes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,15 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from fair_indexing.encoding import (
-    DocumentEncoder,
-    Vectors,
-    check_finite,
-    default_tokens_per_batch,
-    is_out_of_memory,
-    show_names,
-)
-from fair_indexing.window import Window
+from fair_calibration.texts import show_names
+from fair_indexing.text_encoder import TextEncoder, Vectors, default_tokens_per_batch, is_out_of_memory
+from fair_indexing.tokenized import TokenizedTexts
 
-_CHUNKS = 4  # per process and class, so that they end at about the same time
+_CHUNKS = 4  # per process and class, so that all processes end at about the same time
 
 
 def check_devices(devices: Sequence[str], *, name: str = "devices") -> None:
-    """Raises a ValueError, which calls them ``name``, where there are none, or one is not here."""
+    """Raises a ValueError, in which the devices are called ``name``, if there are none or one does not exist here."""
     if isinstance(devices, str) or not devices:
         raise ValueError(f"{name}: expected a list such as ['cuda:0', 'cuda:1'], got {devices!r}")
     for device in devices:
@@ -42,12 +36,12 @@ def check_devices(devices: Sequence[str], *, name: str = "devices") -> None:
             ) from error
 
 
-class PoolEncoder(DocumentEncoder):
-    """Encodes windows in one process per device; a context manager that stops them at its end.
+class PoolEncoder(TextEncoder):
+    """Encodes texts in one process per device; a context manager that stops the processes at its end.
 
-    The processes tokenize for themselves, and batch by numbers of documents, as sentence-transformers' do. So they are
-    given documents of like length together, by classes, and for each class the number that the budget of tokens holds
-    of its longest. Lengths are estimated, at three bytes per token, so the budget is kept roughly.
+    The processes tokenize for themselves and batch by numbers of texts, as sentence-transformers' pools do. So they get
+    texts of similar length together, in classes, and for each class the batch size that fits its longest text into the
+    token budget. Lengths are estimated at three bytes per token, so the budget is kept only roughly.
     """
 
     def __init__(
@@ -56,33 +50,23 @@ class PoolEncoder(DocumentEncoder):
         devices: Sequence[str],
         *,
         tokens_per_batch: int | None = None,
-        max_documents: int | None = None,
-        normalize: bool | None = None,
-        strength: float | None = None,
+        **settings: Any,
     ) -> None:
-        """Starts the processes. The model is on the CPU until they are stopped, as they copy or share its weights.
+        """Starts the processes. The model stays on the CPU until they are stopped, as they copy or share its weights.
 
         Args:
             model: A calibrated or a plain model.
             devices: The devices, such as ["cuda:0", "cuda:1"], one process for each.
-            tokens_per_batch: As all settings see `encode_documents`.
-            max_documents: See `encode_documents`.
-            normalize: See `encode_documents`.
-            strength: See `encode_documents`.
+            tokens_per_batch: The most tokens of a forward pass; None for the default of the first device.
+            **settings: The other settings of `TextEncoder`.
 
         Raises:
-            ValueError: There are no devices, one is not here, or a setting is out of range.
+            ValueError: No device is given, a device does not exist, or a setting is out of range.
         """
         check_devices(devices)
         if tokens_per_batch is None:
             tokens_per_batch = default_tokens_per_batch(torch.device(devices[0]))
-        super().__init__(
-            model,
-            tokens_per_batch=tokens_per_batch,
-            max_documents=max_documents,
-            normalize=normalize,
-            strength=strength,
-        )
+        super().__init__(model, tokens_per_batch=tokens_per_batch, **settings)
         self._tokenizer = None
         self._home = model.device
         self._n_processes = len(devices)
@@ -95,38 +79,35 @@ class PoolEncoder(DocumentEncoder):
         self.model.stop_multi_process_pool(self._pool)
         self.model.to(self._home)
 
-    def encode(self, window: Window, *, progress: Callable[[int], object] | None = None) -> Vectors:
-        """Encodes a window; see `DocumentEncoder.encode`."""
+    def encode(self, tokenized: TokenizedTexts, *, progress: Callable[[int], object] | None = None) -> Vectors:
+        """Encodes texts in the processes; arguments, result and errors are those of `TextEncoder.encode`."""
         classes = defaultdict(list)  # by powers of two
-        for i in sorted(range(len(window.texts)), key=lambda i: -window.lengths[i]):
-            classes[window.lengths[i].bit_length()].append(i)
-        vectors = np.empty((len(window.texts), self.model.get_embedding_dimension() or 0), dtype=np.float32)
-        for numbers in classes.values():
+        for i in sorted(range(len(tokenized.texts)), key=lambda i: -tokenized.lengths[i]):
+            classes[tokenized.lengths[i].bit_length()].append(i)
+        vectors = np.empty((len(tokenized.texts), self.model.get_embedding_dimension() or 0), dtype=np.float32)
+        for indices in classes.values():
             part = None
             while part is None:
-                size = len(self._batches(window, numbers)[0])
+                size = len(self._batches(tokenized, indices)[0])
                 counts = self._counts()
-                part = self._try_class(window, numbers, size)
+                part = self._try_class(tokenized, indices, size)
                 if part is None:
-                    self._uncount(counts)
-                    self._halve(window, numbers[:size])
-            vectors[numbers] = part
+                    self._take_back(counts)
+                    self._halve(tokenized, indices[:size])
+            vectors[indices] = part
             if progress is not None:
-                progress(len(numbers))
-        check_finite(vectors, window.names)
+                progress(len(indices))
+        self._check_finite(vectors, tokenized.names)
         return vectors
 
-    def _try_class(self, window: Window, numbers: list[int], size: int) -> Vectors | None:
-        """Encodes documents in batches of ``size``; None where one does not fit into memory."""
+    def _try_class(self, tokenized: TokenizedTexts, indices: list[int], size: int) -> Vectors | None:
+        """Encodes texts in batches of ``size``; returns None if a batch does not fit into memory."""
         try:
-            vectors: Vectors = self.model.encode_document(
-                [window.texts[i] for i in numbers],
+            vectors: Vectors = self._encode_texts(
+                [tokenized.texts[i] for i in indices],
                 pool=self._pool,
                 batch_size=size,
-                chunk_size=max(size, math.ceil(len(numbers) / (_CHUNKS * self._n_processes))),
-                normalize_embeddings=self.normalize,
-                show_progress_bar=False,
-                **self._settings,
+                chunk_size=max(size, math.ceil(len(indices) / (_CHUNKS * self._n_processes))),
             )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -134,8 +115,8 @@ class PoolEncoder(DocumentEncoder):
             if size > 1:
                 return None
             raise MemoryError(
-                f"one of the documents {show_names(window.names[i] for i in numbers)} (about "
-                f"{window.lengths[numbers[0]]} tokens) does not fit into memory by itself; lower "
+                f"one of the texts {show_names([tokenized.names[i] for i in indices])} (about "
+                f"{tokenized.lengths[indices[0]]} tokens) does not fit into memory by itself; lower "
                 "model.max_seq_length, or leave it out"
             ) from error
         return vectors

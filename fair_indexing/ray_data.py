@@ -25,13 +25,11 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from fair_calibration.config import validate_positive_int
+from fair_calibration.identity import EncoderIdentity
+from fair_calibration.validation import validate_positive_int
 from fair_indexing.build import SHARD_SIZE, Build, SourceChangedError, open_build
 from fair_indexing.files import DamagedFileError, digest_strings, remove_parts
-from fair_indexing.manifest import (
-    EncoderRecord,
-    Manifest,
-)
+from fair_indexing.manifest import Manifest
 from fair_indexing.records import Source, Window, open_source
 from fair_indexing.shard_worker import LoadModel, ShardWorker, describe_encoder
 from fair_indexing.shards import ShardFolder
@@ -117,7 +115,7 @@ def build_on_ray(
         describe = ray.remote(describe_encoder).options(**resources)
         encoder, environment = ray.get(describe.remote(load_model, model_name, settings))
     manifest = Manifest(
-        encoder=EncoderRecord.from_dict(encoder),
+        encoder=EncoderIdentity.from_dict(encoder),
         shard_size=shard_size,
         source={"name": records.name, "documents": records.documents},
         environment=environment,

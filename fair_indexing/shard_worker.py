@@ -14,21 +14,16 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
 from fair_indexing.background import call_apart
 from fair_indexing.build import SourceChangedError, text_parts
-from fair_indexing.encoding import DocumentEncoder, Vectors
 from fair_indexing.files import digest_strings
-from fair_indexing.manifest import (
-    DifferentEncoderError,
-    EncoderRecord,
-    Manifest,
-    describe_environment,
-    environment_differences,
-)
+from fair_indexing.manifest import Manifest, describe_environment, environment_differences
 from fair_indexing.records import Window
 from fair_indexing.shards import ShardFolder
 from fair_indexing.slices import DatasetSlices, FileSlices, Slice
 from fair_indexing.source_files import GZIP_ERRORS
+from fair_indexing.text_encoder import TextEncoder, Vectors
 
 _ATTEMPTS = 4  # at a shard whose worker died
 
@@ -57,7 +52,7 @@ class ShardWorker:
         self._slices = slices
         self._settings = settings
         self._loading, self._tokenizing, self._encoding = Lock(), Lock(), Lock()
-        self._encoder: DocumentEncoder | None = None
+        self._encoder: TextEncoder | None = None
         self._notes: list[str] = []
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +87,7 @@ class ShardWorker:
             "has run out: give workers more of it (num_cpus, so that a node has fewer), or lower shard_size"
         )
 
-    def _load(self) -> DocumentEncoder:
+    def _load(self) -> TextEncoder:
         # Not in __init__, where Ray Data would take a worker that dies or raises for one that never will start.
         with self._loading:
             if self._encoder is None:
@@ -127,7 +122,7 @@ class ShardWorker:
             )
         return Window(int(row["start"]), docnos, texts)
 
-    def _encode(self, encoder: DocumentEncoder, window: Window) -> Vectors:
+    def _encode(self, encoder: TextEncoder, window: Window) -> Vectors:
         """Encodes a shard in the parts in which `build` does, while another call may tokenize the next one.
 
         Torch is used in threads that end: those that Ray calls from stay (see `Background`).
@@ -143,15 +138,15 @@ class ShardWorker:
 
 def _load_encoder(
     load_model: LoadModel, name: str | None, settings: Mapping[str, Any]
-) -> tuple[DocumentEncoder, EncoderRecord, dict[str, Any]]:
+) -> tuple[TextEncoder, EncoderIdentity, dict[str, Any]]:
     """Loads the model; returns what encodes with it, what its vectors depend on, and what their last bits depend on."""
     model = load_model()
-    encoder = DocumentEncoder(model, **settings)
-    record = EncoderRecord.of(model, name=name, strength=settings["strength"], normalize=settings["normalize"])
+    encoder = TextEncoder(model, **settings)
+    record = EncoderIdentity.of(model, name=name, strength=settings["strength"], normalize=settings["normalize"])
     return encoder, record, describe_environment(model, tokens_per_batch=encoder.tokens_per_batch)
 
 
 def describe_encoder(load_model: LoadModel, name: str | None, settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns an `EncoderRecord` as a dict, and what `describe_environment` says, where this is run."""
+    """Returns an `EncoderIdentity` as a dict, and what `describe_environment` says, where this is run."""
     _, record, environment = _load_encoder(load_model, name, settings)
     return record.to_dict(), environment

@@ -1,4 +1,4 @@
-"""Encodes a stream of documents window by window: the next one is tokenized while one is encoded."""
+"""Encodes streams of texts window by window: the next window is tokenized while one is encoded."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple, TypeVar
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from fair_calibration.config import validate_positive_int
+from fair_calibration.validation import validate_positive_int
 from fair_indexing.background import Background
-from fair_indexing.encoding import DocumentEncoder, Vectors
 from fair_indexing.pool import PoolEncoder, check_devices
-from fair_indexing.window import Window
+from fair_indexing.text_encoder import Task, TextEncoder, Vectors
+from fair_indexing.tokenized import TokenizedTexts
 
 T = TypeVar("T")
 NamesT = TypeVar("NamesT", bound=Sequence[Any])
-WINDOW = 4096
-_WINDOW_CHARACTERS = 2**24  # bounds the memory of a window of very long documents: some 100 MB of tokens
+WINDOW = 4096  # texts
+_WINDOW_CHARACTERS = 2**24  # bounds the memory of a window of very long texts: some 100 MB of tokens
 
 
 class EncodedWindow(NamedTuple):
-    """Documents in the order of the stream: ``docnos``, and ``vectors``, float32 (n, D)."""
+    """Encoded documents in the order of the stream: their ``docnos``, and ``vectors``, float32 (n, D)."""
 
     docnos: list[str]
     vectors: Vectors
@@ -35,48 +35,55 @@ def encode_stream(
     records: Iterable[tuple[str, str]],
     *,
     window: int = WINDOW,
+    task: Task = "document",
+    prompt: str | None = None,
+    batch_size: int | None = None,
     tokens_per_batch: int | None = None,
-    max_documents: int | None = None,
     normalize: bool | None = None,
     strength: float | None = None,
     show_progress_bar: bool = True,
     total: int | None = None,
     devices: Sequence[str] | None = None,
 ) -> Iterator[EncodedWindow]:
-    """Encodes a stream of documents.
+    """Encodes a stream of documents, keeping two windows of them in memory.
 
     Args:
-        model: A calibrated or a plain model. While a plain one is at work here, no other thread may tokenize with it.
-        records: The documents: (docno, text). Read in the caller's thread, one window ahead.
-        window: How many documents are sorted by length and batched together; fewer where they have over 16 million
-            characters together.
-        tokens_per_batch: As all settings down to ``strength`` see `encode_documents`.
-        max_documents: See `encode_documents`.
-        normalize: See `encode_documents`.
-        strength: See `encode_documents`.
+        model: A calibrated or a plain model. While it encodes here, no other thread may tokenize with a plain one.
+        records: The documents as (docno, text). They are read in the caller's thread, one window ahead.
+        window: How many documents are sorted by length and batched together. A window ends earlier when it holds over
+            16 million characters.
+        task: All settings down to ``strength`` are those of `fair_indexing.encode.encode_texts`.
+        prompt: See ``task``.
+        batch_size: See ``task``.
+        tokens_per_batch: See ``task``.
+        normalize: See ``task``.
+        strength: See ``task``.
         show_progress_bar: Whether to show a bar with documents per second and the time left.
-        total: The number of documents, for the time left; None if it is not known, or is that of sized ``records``.
-        devices: Devices such as ["cuda:0", "cuda:1"] to encode on, in a process each; None for the model's own. A
-            script that uses them needs the usual ``if __name__ == "__main__":``.
+        total: The number of documents, for the time left; None for that of ``records`` if they have a length.
+        devices: Devices such as ["cuda:0", "cuda:1"], each of which encodes in a process of its own; None for the
+            model's device. Scripts that use this need the usual ``if __name__ == "__main__":``.
 
     Yields:
-        The documents, in order, one window after the other.
+        The documents in order, one window after the other.
 
     Raises:
-        TypeError: As all errors see `encode_documents`; documents are named by docno.
-        ValueError: See `encode_documents`.
-        MemoryError: See `encode_documents`.
+        TypeError: A text is not a string, or a setting has the wrong type.
+        ValueError: A text is missing or has a lone surrogate, a setting is out of range, or a vector has NaN or
+            infinite values. Settings are checked by the call itself, texts window by window.
+        MemoryError: A document does not fit into memory by itself.
     """
     validate_positive_int("window", window)
     if devices is not None:
         check_devices(devices)
     settings: dict[str, Any] = {
+        "task": task,
+        "prompt": prompt,
+        "batch_size": batch_size,
         "tokens_per_batch": tokens_per_batch,
-        "max_documents": max_documents,
         "normalize": normalize,
         "strength": strength,
     }
-    encoder = DocumentEncoder(model, **settings)  # what is wrong with the settings is said now, not at the first window
+    encoder = TextEncoder(model, **settings)  # here, so that errors in settings are raised now
     if total is None and isinstance(records, Sized):
         total = len(records)
 
@@ -90,46 +97,41 @@ def encode_stream(
 
 
 def encode_windows(
-    encoder: DocumentEncoder,
+    encoder: TextEncoder,
     windows: Iterable[tuple[NamesT, Sequence[str]]],
     *,
     progress: Callable[[int], object] | None = None,
 ) -> Iterator[tuple[NamesT, Vectors]]:
-    """Encodes windows, tokenizing the next one in another thread while one is encoded.
+    """Encodes windows of texts, tokenizing the next window in another thread while one is encoded.
 
     Args:
-        encoder: What encodes.
-        windows: Names and texts of the documents of each.
-        progress: Called with the number of documents that were encoded since the last call.
+        encoder: Encodes the texts.
+        windows: The names and the texts of each window.
+        progress: Called with the number of texts that were encoded since the last call.
 
     Yields:
-        Names and vectors, float32 (n, D), of each window.
+        The names and the vectors, float32 (n, D), of each window.
     """
     with Background() as background:
-        prepared: deque[tuple[NamesT, Future[Window]]] = deque()
+        prepared: deque[tuple[NamesT, Future[TokenizedTexts]]] = deque()
         for names, texts in windows:
             prepared.append((names, background.submit(encoder.prepare, texts, names)))
             if len(prepared) > 1:
-                yield _encode(encoder, *prepared.popleft(), progress)
-        while prepared:
-            yield _encode(encoder, *prepared.popleft(), progress)
-
-
-def _encode(
-    encoder: DocumentEncoder, names: NamesT, window: Future[Window], progress: Callable[[int], object] | None
-) -> tuple[NamesT, Vectors]:
-    return names, encoder.encode(window.result(), progress=progress)
+                ready, tokenized = prepared.popleft()
+                yield ready, encoder.encode(tokenized.result(), progress=progress)
+        for ready, tokenized in prepared:
+            yield ready, encoder.encode(tokenized.result(), progress=progress)
 
 
 def cut_windows(records: Iterable[tuple[T, str]], size: int) -> Iterator[tuple[list[T], list[str]]]:
-    """Cuts a stream of documents, each with whatever identifies it, into windows; sizes as in `encode_stream`."""
+    """Cuts a stream of (name, text) into windows of at most ``size`` texts and some 16 million characters."""
     keys: list[T] = []
     texts: list[str] = []
     n_characters = 0
     for key, text in records:
         keys.append(key)
         texts.append(text)
-        n_characters += len(text) if isinstance(text, str) else 0  # what is no text is said when it is tokenized
+        n_characters += len(text) if isinstance(text, str) else 0  # others raise an error when they are tokenized
         if len(texts) == size or n_characters >= _WINDOW_CHARACTERS:
             yield keys, texts
             keys, texts, n_characters = [], [], 0

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fair_calibration import FairConfig
-from fair_indexing.manifest import EncoderRecord, Manifest
+from fair_calibration.identity import EncoderIdentity
+from fair_indexing.manifest import Manifest
 
-RECORD = EncoderRecord(
+RECORD = EncoderIdentity(
     model="some/model",
     weights="0123",
     dtype="float32",

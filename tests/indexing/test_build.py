@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration.identity import DifferentEncoderError
 from fair_indexing.assemble import assemble_npy
 from fair_indexing.build import Build, SourceChangedError, build
 from fair_indexing.duplicates import DuplicateDocnoError
-from fair_indexing.encoding import DocumentEncoder
 from fair_indexing.lock import FolderInUseError
-from fair_indexing.manifest import DifferentEncoderError
 from fair_indexing.shards import IncompleteBuildError, ShardFolder
+from fair_indexing.text_encoder import TextEncoder
 from tests.conftest import TinyModel
 from tests.core.tiny_models import documents
 from tests.indexing.faults import disk_full, fault_at, tree
@@ -113,7 +113,7 @@ class TestVectors:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        class Pool(DocumentEncoder):
+        class Pool(TextEncoder):
             def __init__(self, model: Any, devices: list[str], **settings: Any) -> None:
                 super().__init__(model, **settings)
                 self.devices = devices
@@ -326,16 +326,16 @@ class TestFaults:
     ) -> None:
         before = set(threading.enumerate())
         monkeypatch.setattr(ShardFolder, "write", lambda *_, **__: disk_full())
-        prepare = DocumentEncoder.prepare
+        prepare = TextEncoder.prepare
         prepared: list[int] = []
 
-        def slow(self: DocumentEncoder, texts: Any, names: Any) -> Any:
+        def slow(self: TextEncoder, texts: Any, names: Any) -> Any:
             prepared.append(len(texts))
             if len(prepared) == 3:  # the error comes meanwhile
                 time.sleep(1)
             return prepare(self, texts, names)
 
-        monkeypatch.setattr(DocumentEncoder, "prepare", slow)
+        monkeypatch.setattr(TextEncoder, "prepare", slow)
         with pytest.raises(OSError, match="No space left") as kept:
             run(model, tmp_path / "b")
         assert kept.value.__traceback__ is not None

@@ -10,15 +10,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, calibrate
-from fair_indexing.encoding import resolve_normalize
-from fair_indexing.manifest import (
-    DifferentEncoderError,
-    EncoderRecord,
-    Manifest,
-    check_same,
-    describe_environment,
-    environment_differences,
-)
+from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
+from fair_indexing.manifest import Manifest, check_same, describe_environment, environment_differences
+from fair_indexing.text_encoder import resolve_normalize
 from tests.conftest import TinyModel
 from tests.indexing.manifests import RECORD, manifest
 
@@ -27,7 +21,7 @@ CONFIG = FairConfig(strength=0.8, basket_size=8)
 
 class TestRecordOfAModel:
     def test_says_what_vectors_depend_on(self, tiny_model: TinyModel) -> None:
-        record = EncoderRecord.of(calibrate(tiny_model(), CONFIG), name="me/tiny")
+        record = EncoderIdentity.of(calibrate(tiny_model(), CONFIG), name="me/tiny")
         assert (record.model, record.dtype, record.max_seq_length) == ("me/tiny", "float32", 128)
         assert record.fair_config == CONFIG.to_dict()
         assert (record.document_prompt, record.query_prompt) == ("dan gos ", "bal ")
@@ -36,32 +30,32 @@ class TestRecordOfAModel:
         assert len(record.weights) == 32
 
     def test_copies_are_equal_whatever_they_are_called(self, tiny_model: TinyModel) -> None:
-        one, other = (EncoderRecord.of(calibrate(tiny_model(), CONFIG), name=name) for name in ("a", "b"))
+        one, other = (EncoderIdentity.of(calibrate(tiny_model(), CONFIG), name=name) for name in ("a", "b"))
         assert one.document_differences(other) == []
         assert one.query_differences(other) == []
 
     def test_encoding_changes_nothing(self, tiny_model: TinyModel) -> None:
         model = calibrate(tiny_model(), CONFIG)
-        before = EncoderRecord.of(model)
+        before = EncoderIdentity.of(model)
         model.encode_document(["dan gos bal"])
-        assert EncoderRecord.of(model) == before
+        assert EncoderIdentity.of(model) == before
 
     def test_survives_json(self, tiny_model: TinyModel) -> None:
-        record = EncoderRecord.of(calibrate(tiny_model(), FairConfig(layers=(1, 3))))
-        assert EncoderRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+        record = EncoderIdentity.of(calibrate(tiny_model(), FairConfig(layers=(1, 3))))
+        assert EncoderIdentity.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
     def test_strength_of_a_call(self, tiny_model: TinyModel) -> None:
         model = calibrate(tiny_model(), CONFIG)
-        assert EncoderRecord.of(model, strength=0.3) == EncoderRecord.of(
+        assert EncoderIdentity.of(model, strength=0.3) == EncoderIdentity.of(
             calibrate(model, replace(CONFIG, strength=0.3))
         )
         plain = tiny_model()
-        assert EncoderRecord.of(plain).fair_config is None
+        assert EncoderIdentity.of(plain).fair_config is None
         with pytest.raises(ValueError, match=r"strength: a plain model has none, got 0\.3"):
-            EncoderRecord.of(plain, strength=0.3)
+            EncoderIdentity.of(plain, strength=0.3)
 
     def test_names_are_those_that_models_were_loaded_by(self, tiny_model: TinyModel, tiny_folder: Any) -> None:
-        assert str(tiny_folder()) in EncoderRecord.of(tiny_model()).model
+        assert str(tiny_folder()) in EncoderIdentity.of(tiny_model()).model
 
     @pytest.mark.parametrize(
         ("change", "line", "changes_queries"),
@@ -86,9 +80,9 @@ class TestRecordOfAModel:
         changes_queries: bool,
     ) -> None:
         model = tiny_model()
-        before = EncoderRecord.of(model)
+        before = EncoderIdentity.of(model)
         change(model)
-        now = EncoderRecord.of(model)
+        now = EncoderIdentity.of(model)
         lines = before.document_differences(now)
         assert bool(before.query_differences(now)) == changes_queries
         if line is None:
@@ -97,7 +91,7 @@ class TestRecordOfAModel:
             assert any(text.startswith(line) for text in lines)
 
     def test_calibration_changes_no_queries(self, tiny_model: TinyModel) -> None:
-        records = [EncoderRecord.of(calibrate(tiny_model(), config)) for config in (CONFIG, FairConfig(layers=1))]
+        records = [EncoderIdentity.of(calibrate(tiny_model(), config)) for config in (CONFIG, FairConfig(layers=1))]
         lines = records[0].document_differences(records[1])
         assert lines == [
             "fair_config.strength: 0.8 there, 0.5 now",
@@ -105,12 +99,12 @@ class TestRecordOfAModel:
             "fair_config.layers: 0.5 there, 1 now",
         ]
         assert records[0].query_differences(records[1]) == []
-        assert records[0].query_differences(EncoderRecord.of(tiny_model())) == []
+        assert records[0].query_differences(EncoderIdentity.of(tiny_model())) == []
 
     def test_settings_that_older_records_lack_have_their_defaults(self) -> None:
         values = RECORD.to_dict()
         values["fair_config"] = {"strength": 0.5, "layers": [3, 5]}
-        assert EncoderRecord.from_dict(values) == RECORD
+        assert EncoderIdentity.from_dict(values) == RECORD
 
 
 class TestManifest:

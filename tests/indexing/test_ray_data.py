@@ -25,17 +25,18 @@ import torch
 
 import fair_indexing
 from fair_calibration import FairConfig, FairSentenceTransformer
+from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
 from fair_indexing.build import Build, SourceChangedError, build, open_build
 from fair_indexing.cli import main
 from fair_indexing.duplicates import DuplicateDocnoError
-from fair_indexing.encoding import DocumentEncoder
 from fair_indexing.files import digest_strings
-from fair_indexing.manifest import DifferentEncoderError, EncoderRecord, Manifest, describe_environment
+from fair_indexing.manifest import Manifest, describe_environment
 from fair_indexing.ray_data import _own_errors, _warn_of_too_little, build_on_ray
 from fair_indexing.records import open_source
 from fair_indexing.shard_worker import ShardWorker, WorkerDiedError
 from fair_indexing.shards import IncompleteBuildError, ShardFolder
 from fair_indexing.slices import open_slices
+from fair_indexing.text_encoder import TextEncoder
 from tests.core.tiny_models import documents
 from tests.indexing.faults import tree
 from tests.indexing.ray_workers import CONFIG, load, load_with_fault
@@ -96,7 +97,7 @@ def run(load_model: Any, source: Any, folder: Path, **settings: Any) -> Build:
 
 def manifest(model: FairSentenceTransformer, source: Any, **environment: Any) -> Manifest:
     return Manifest(
-        encoder=EncoderRecord.of(model),
+        encoder=EncoderIdentity.of(model),
         shard_size=SIZE,
         source={"name": str(source), "documents": None},
         environment={**describe_environment(model, tokens_per_batch=4096), **environment},
@@ -222,8 +223,8 @@ class TestWorker:
 
             return wrapper
 
-        monkeypatch.setattr(DocumentEncoder, "prepare", recorded(DocumentEncoder.prepare))
-        monkeypatch.setattr(DocumentEncoder, "encode", recorded(DocumentEncoder.encode))
+        monkeypatch.setattr(TextEncoder, "prepare", recorded(TextEncoder.prepare))
+        monkeypatch.setattr(TextEncoder, "encode", recorded(TextEncoder.encode))
         worker = a_worker(recorded(partial(load, path)), source, tmp_path / "b")
         used.clear()  # of what the test loaded
         (row, *_) = rows(source)

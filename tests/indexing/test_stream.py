@@ -13,9 +13,9 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
 from fair_indexing import stream
-from fair_indexing.encoding import DocumentEncoder
 from fair_indexing.pool import PoolEncoder
 from fair_indexing.stream import encode_stream
+from fair_indexing.text_encoder import TextEncoder
 from tests.core.tiny_models import documents
 
 TEXTS = documents([50, 3, 12, 90, 64, 21, 1, 41, 200, 41])
@@ -45,7 +45,7 @@ def test_settings_are_handed_on(fair: FairSentenceTransformer) -> None:
     sizes: list[int] = []
     fair.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0]["input_ids"])))
     (part,) = encode_stream(
-        fair, RECORDS, strength=0.3, normalize=False, max_documents=4, tokens_per_batch=10_000, show_progress_bar=False
+        fair, RECORDS, strength=0.3, normalize=False, batch_size=4, tokens_per_batch=10_000, show_progress_bar=False
     )
     assert sizes == [4, 4, 2]
     np.testing.assert_allclose(part.vectors, fair.encode_document(TEXTS, strength=0.3), atol=1e-5)
@@ -73,7 +73,7 @@ def test_one_window_is_read_ahead_and_tokenized_by_another_thread(
     read: list[str] = []
     readers: set[threading.Thread] = set()
     tokenizers: list[threading.Thread] = []
-    prepare = DocumentEncoder.prepare
+    prepare = TextEncoder.prepare
 
     def records() -> Iterator[tuple[str, str]]:
         for docno, text in RECORDS:
@@ -81,11 +81,11 @@ def test_one_window_is_read_ahead_and_tokenized_by_another_thread(
             readers.add(threading.current_thread())
             yield docno, text
 
-    def recorded(self: DocumentEncoder, *args: Any) -> Any:
+    def recorded(self: TextEncoder, *args: Any) -> Any:
         tokenizers.append(threading.current_thread())
         return prepare(self, *args)
 
-    monkeypatch.setattr(DocumentEncoder, "prepare", recorded)
+    monkeypatch.setattr(TextEncoder, "prepare", recorded)
     parts = encode_stream(fair, records(), window=2, show_progress_bar=False)
     assert read == []
     next(parts)
@@ -103,13 +103,13 @@ def test_no_idle_thread_keeps_openmp_threads_while_a_window_is_encoded(
 ) -> None:
     tokenizers: list[threading.Thread] = []
     n_encoded = 0
-    prepare, encode = DocumentEncoder.prepare, DocumentEncoder.encode
+    prepare, encode = TextEncoder.prepare, TextEncoder.encode
 
-    def recorded(self: DocumentEncoder, *args: Any) -> Any:
+    def recorded(self: TextEncoder, *args: Any) -> Any:
         tokenizers.append(threading.current_thread())
         return prepare(self, *args)
 
-    def watched(self: DocumentEncoder, *args: Any, **settings: Any) -> Any:
+    def watched(self: TextEncoder, *args: Any, **settings: Any) -> Any:
         nonlocal n_encoded
         for thread in tokenizers:
             thread.join(10)
@@ -117,8 +117,8 @@ def test_no_idle_thread_keeps_openmp_threads_while_a_window_is_encoded(
         n_encoded += 1
         return encode(self, *args, **settings)
 
-    monkeypatch.setattr(DocumentEncoder, "prepare", recorded)
-    monkeypatch.setattr(DocumentEncoder, "encode", watched)
+    monkeypatch.setattr(TextEncoder, "prepare", recorded)
+    monkeypatch.setattr(TextEncoder, "encode", watched)
     list(encode_stream(fair, RECORDS, window=4, show_progress_bar=False))
     assert n_encoded == len(tokenizers) == 3
 
@@ -137,7 +137,7 @@ def test_a_stream_that_is_left_ends_its_thread(fair: FairSentenceTransformer) ->
 def test_errors_name_the_docno(fair: FairSentenceTransformer) -> None:
     parts = encode_stream(fair, [*RECORDS[:3], ("bad", None)], window=2, show_progress_bar=False)  # type: ignore[list-item]
     assert next(parts).docnos == ["d0", "d1"]
-    with pytest.raises(TypeError, match=re.escape("texts: expected str, got NoneType (document 'bad')")):
+    with pytest.raises(ValueError, match=re.escape("texts: 1 of 2 texts are missing (document 'bad')")):
         next(parts)
 
 
@@ -255,7 +255,7 @@ def test_memory_that_ends_in_a_process(fair: FairSentenceTransformer) -> None:
 
 
 def test_a_document_that_does_not_fit_into_a_process(fair: FairSentenceTransformer) -> None:
-    text = "one of the documents 'a', 'b' (about 126 tokens) does not fit into memory by itself"
+    text = "one of the texts 'a', 'b' (about 126 tokens) does not fit into memory by itself"
     with Pool(fair, fits=0, tokens_per_batch=256) as pool, pytest.raises(MemoryError, match=re.escape(text)):
         pool.encode(pool.prepare(documents([100, 100]), ["a", "b"]))
 

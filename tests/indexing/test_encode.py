@@ -14,14 +14,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from tokenizers.processors import TemplateProcessing
 
-from fair_calibration import DocumentCounts, FairConfig, FairSentenceTransformer, calibrate
-from fair_indexing.encoding import (
-    TOKENS_PER_BATCH,
-    TOKENS_PER_CPU_BATCH,
-    DocumentEncoder,
-    default_tokens_per_batch,
-    encode_documents,
-)
+from fair_calibration import DocumentCounts, EvenChunks, FairConfig, FairSentenceTransformer, calibrate
+from fair_indexing.encode import TextEncoder, default_tokens_per_batch, encode_texts
+from fair_indexing.text_encoder import TOKENS_PER_BATCH, TOKENS_PER_CPU_BATCH
 from tests.core.tiny_models import document, documents
 
 TinyModel = Callable[..., SentenceTransformer]
@@ -70,11 +65,11 @@ def expected_vectors(model: SentenceTransformer, texts: list[str] = TEXTS, **set
 def test_vectors_are_those_of_the_model(tiny_model: TinyModel, family: str, pooling: str, tokens: int | None) -> None:
     plain = tiny_model(family, pooling)
     for model in (plain, calibrate(plain, CONFIG)):
-        vectors = encode_documents(model, TEXTS, tokens_per_batch=tokens)
+        vectors = encode_texts(model, TEXTS, tokens_per_batch=tokens)
         assert vectors.dtype == np.float32
         assert vectors.flags.c_contiguous
         np.testing.assert_allclose(vectors, expected_vectors(model), atol=TOLERANCE)
-        backwards = encode_documents(model, TEXTS[::-1], tokens_per_batch=tokens)
+        backwards = encode_texts(model, TEXTS[::-1], tokens_per_batch=tokens)
         np.testing.assert_allclose(backwards[::-1], vectors, atol=TOLERANCE)
 
 
@@ -82,7 +77,7 @@ def test_left_padding_is_seen(tiny_model: TinyModel) -> None:
     model = tiny_model("qwen3", "lasttoken")
     masks = []
     model.register_forward_pre_hook(lambda _, args: masks.append(args[0]["attention_mask"].clone()))
-    encode_documents(model, TEXTS[:4])
+    encode_texts(model, TEXTS[:4])
     assert (
         masks[0].sum(dim=1).tolist()
         == sorted(
@@ -94,16 +89,16 @@ def test_left_padding_is_seen(tiny_model: TinyModel) -> None:
 
 
 def test_strength(fair: FairSentenceTransformer, tiny_model: TinyModel) -> None:
-    plain = encode_documents(tiny_model(), TEXTS)
-    assert np.array_equal(encode_documents(fair, TEXTS, strength=0.0), plain)  # strength 0 is the plain model
+    plain = encode_texts(tiny_model(), TEXTS)
+    assert np.array_equal(encode_texts(fair, TEXTS, strength=0.0), plain)  # strength 0 is the plain model
     np.testing.assert_allclose(
-        encode_documents(fair, TEXTS, strength=0.3), expected_vectors(fair, strength=0.3), atol=TOLERANCE
+        encode_texts(fair, TEXTS, strength=0.3), expected_vectors(fair, strength=0.3), atol=TOLERANCE
     )
-    assert np.abs(encode_documents(fair, TEXTS) - plain).max() > 0.01
+    assert np.abs(encode_texts(fair, TEXTS) - plain).max() > 0.01
     with pytest.raises(ValueError, match="strength: the model is not calibrated"):
-        encode_documents(tiny_model(), TEXTS, strength=0.5)
+        encode_texts(tiny_model(), TEXTS, strength=0.5)
     with pytest.raises(ValueError, match="strength"):
-        encode_documents(fair, TEXTS, strength=1.5)
+        encode_texts(fair, TEXTS, strength=1.5)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +116,7 @@ def test_prompts(tiny_model: TinyModel, prompts: dict[str, str], default: str | 
     plain = tiny_model("bert", "mean", prompts=prompts, default_prompt_name=default)
     plain.set_pooling_include_prompt(include_prompt)
     for model in (plain, calibrate(plain, CONFIG)):
-        np.testing.assert_allclose(encode_documents(model, TEXTS), expected_vectors(model), atol=TOLERANCE)
+        np.testing.assert_allclose(encode_texts(model, TEXTS), expected_vectors(model), atol=TOLERANCE)
 
 
 def test_dimensions_and_later_modules(tiny_model: TinyModel) -> None:
@@ -129,36 +124,36 @@ def test_dimensions_and_later_modules(tiny_model: TinyModel) -> None:
     modules = [*plain.children(), Dense(32, 24), Normalize()]
     model = calibrate(SentenceTransformer(modules=modules, truncate_dim=16, device="cpu"), CONFIG)
     for normalize in (True, False):
-        vectors = encode_documents(model, TEXTS, normalize=normalize)
+        vectors = encode_texts(model, TEXTS, normalize=normalize)
         assert vectors.shape == (len(TEXTS), 16)
         np.testing.assert_allclose(vectors, expected_vectors(model, normalize_embeddings=normalize), atol=TOLERANCE)
 
 
 def test_unit_length_by_default_for_the_cosine_only(tiny_model: TinyModel) -> None:
     model = tiny_model("bert", "mean")
-    np.testing.assert_allclose(np.linalg.norm(encode_documents(model, TEXTS), axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(encode_texts(model, TEXTS), axis=1), 1, atol=1e-5)
     model.similarity_fn_name = "dot"
-    vectors = encode_documents(model, TEXTS)
+    vectors = encode_texts(model, TEXTS)
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() > 0.1
     np.testing.assert_allclose(vectors, expected_vectors(model, normalize_embeddings=False), atol=1e-5)
 
 
 def test_half_precision_gives_float32(tiny_model: TinyModel) -> None:
     model = tiny_model().bfloat16()
-    assert encode_documents(model, TEXTS).dtype == np.float32
+    assert encode_texts(model, TEXTS).dtype == np.float32
 
 
 def test_a_model_in_training_mode(fair: FairSentenceTransformer) -> None:
-    vectors = encode_documents(fair, TEXTS)
+    vectors = encode_texts(fair, TEXTS)
     fair.train()
-    assert np.array_equal(encode_documents(fair, TEXTS), vectors)  # without dropout
+    assert np.array_equal(encode_texts(fair, TEXTS), vectors)  # without dropout
     assert not fair.training  # as encode leaves it
 
 
 def test_no_and_one_document(fair: FairSentenceTransformer) -> None:
-    assert encode_documents(fair, []).shape == (0, 32)
-    assert encode_documents(fair, []).dtype == np.float32
-    np.testing.assert_allclose(encode_documents(fair, TEXTS[:1]), expected_vectors(fair, TEXTS[:1]), atol=TOLERANCE)
+    assert encode_texts(fair, []).shape == (0, 32)
+    assert encode_texts(fair, []).dtype == np.float32
+    np.testing.assert_allclose(encode_texts(fair, TEXTS[:1]), expected_vectors(fair, TEXTS[:1]), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("documents_per_batch", [1, None])
@@ -167,7 +162,7 @@ def test_texts_without_a_token(tiny_model: TinyModel, documents_per_batch: int |
     plain.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
     texts = ["", TEXTS[0], " "]
     for model in (plain, calibrate(plain, CONFIG)):
-        vectors = encode_documents(model, texts, max_documents=documents_per_batch)
+        vectors = encode_texts(model, texts, batch_size=documents_per_batch)
         np.testing.assert_allclose(vectors, expected_vectors(model, texts), atol=TOLERANCE)
         assert not vectors[0].any()
 
@@ -175,7 +170,7 @@ def test_texts_without_a_token(tiny_model: TinyModel, documents_per_batch: int |
 def test_the_real_model(minilm: SentenceTransformer) -> None:
     model = calibrate(minilm)
     texts = ["A short text.", "Another text, of rather more words. " * 40, "日本語の文書です。", ""]
-    np.testing.assert_allclose(encode_documents(model, texts), expected_vectors(model, texts), atol=TOLERANCE)
+    np.testing.assert_allclose(encode_texts(model, texts), expected_vectors(model, texts), atol=TOLERANCE)
 
 
 # Every document once
@@ -187,12 +182,12 @@ def test_counts(fair: FairSentenceTransformer, tokens: int | None) -> None:
     counts = fair.counts
     assert counts.documents == len(TEXTS)
     assert counts.truncated == 1
-    encode_documents(fair, TEXTS, tokens_per_batch=tokens)
+    encode_texts(fair, TEXTS, tokens_per_batch=tokens)
     assert fair.counts == counts.plus(counts)
 
 
 def test_every_text_is_tokenized_once(fair: FairSentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = DocumentEncoder(fair)
+    encoder = TextEncoder(fair)
     seen: list[str] = []
     preprocess = type(fair).preprocess
 
@@ -207,16 +202,16 @@ def test_every_text_is_tokenized_once(fair: FairSentenceTransformer, monkeypatch
 
 def test_forward_passes_keep_the_budget(fair: FairSentenceTransformer) -> None:
     passes = Passes(fair)
-    encode_documents(fair, TEXTS, tokens_per_batch=256)
+    encode_texts(fair, TEXTS, tokens_per_batch=256)
     # With four special tokens the lengths are 128 94, 68 54 45, 45 25 16 7 5, 4 4.
     assert passes.shapes == [(2, 128), (3, 68), (5, 45), (2, 4)]
     passes.shapes.clear()
-    encode_documents(fair, TEXTS, tokens_per_batch=100_000, max_documents=5)
+    encode_texts(fair, TEXTS, tokens_per_batch=100_000, batch_size=5)
     assert [n for n, _ in passes.shapes] == [5, 5, 2]
 
 
 def test_the_budget_is_by_device(tiny_model: TinyModel) -> None:
-    assert DocumentEncoder(tiny_model()).tokens_per_batch == TOKENS_PER_CPU_BATCH
+    assert TextEncoder(tiny_model()).tokens_per_batch == TOKENS_PER_CPU_BATCH
     assert default_tokens_per_batch(torch.device("cuda:1")) == TOKENS_PER_BATCH
 
 
@@ -231,7 +226,7 @@ class OwnEncode(SentenceTransformer):
 def test_a_subclass_encodes_itself(tiny_folder: Callable[..., Any]) -> None:
     model = OwnEncode(str(tiny_folder()), device="cpu")
     passes = Passes(model)
-    vectors = encode_documents(model, TEXTS, tokens_per_batch=256, normalize=False)
+    vectors = encode_texts(model, TEXTS, tokens_per_batch=256, normalize=False)
     np.testing.assert_allclose(vectors, expected_vectors(model, normalize_embeddings=False), atol=1e-5)
     batches = [n for n, _ in passes.shapes[: passes.shapes.index((len(TEXTS), 128))]]
     assert sum(batches) == len(TEXTS)
@@ -240,24 +235,24 @@ def test_a_subclass_encodes_itself(tiny_folder: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("strength", [None, 0.0])
 def test_documents_in_chunks(tiny_model: TinyModel, strength: float | None) -> None:
-    model = calibrate(tiny_model("bert", "mean"), FairConfig(strength=1.0, chunk_size=16))
+    model = calibrate(tiny_model("bert", "mean"), EvenChunks(chunk_size=16))
     expected = expected_vectors(model, strength=strength)
     counts = model.counts
     np.testing.assert_allclose(
-        encode_documents(model, TEXTS, tokens_per_batch=256, strength=strength), expected, atol=TOLERANCE
+        encode_texts(model, TEXTS, tokens_per_batch=256, strength=strength), expected, atol=TOLERANCE
     )
     assert model.counts == counts.plus(counts)
 
 
 def test_documents_in_chunks_are_tokenized_whole(tiny_model: TinyModel) -> None:
-    model = calibrate(tiny_model(), FairConfig(strength=1.0, chunk_size=16))
+    model = calibrate(tiny_model(), EvenChunks(chunk_size=16))
     # Two special tokens and two of the prompt; the model's inputs end at 128.
-    assert DocumentEncoder(model).prepare([document(300), document(5)]).lengths == [304, 9]
+    assert TextEncoder(model).prepare([document(300), document(5)]).lengths == [304, 9]
 
 
 def test_estimates_end_where_the_model_truncates(tiny_model: TinyModel) -> None:
     model = OwnEncode(modules=[*tiny_model().children()], device="cpu")
-    assert DocumentEncoder(model).prepare(["x" * 3000, "ü" * 3]).lengths == [128, 3]
+    assert TextEncoder(model).prepare(["x" * 3000, "ü" * 3]).lengths == [128, 3]
 
 
 def test_a_router(tiny_model: TinyModel) -> None:
@@ -268,7 +263,7 @@ def test_a_router(tiny_model: TinyModel) -> None:
     model = calibrate(SentenceTransformer(modules=[router], device="cpu"), CONFIG)
     passes: list[object] = []
     model.register_forward_pre_hook(lambda _, args: passes.append(args[0]))
-    vectors = encode_documents(model, TEXTS, tokens_per_batch=100_000)
+    vectors = encode_texts(model, TEXTS, tokens_per_batch=100_000)
     assert len(passes) == 1
     np.testing.assert_allclose(vectors, expected_vectors(model), atol=TOLERANCE)
 
@@ -279,7 +274,7 @@ def test_static_embeddings(tiny_model: TinyModel) -> None:
     tokenizer = tiny_model()[0].tokenizer.backend_tokenizer
     model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
     texts = documents([3, 9, 5])
-    np.testing.assert_allclose(encode_documents(model, texts), expected_vectors(model, texts), atol=TOLERANCE)
+    np.testing.assert_allclose(encode_texts(model, texts), expected_vectors(model, texts), atol=TOLERANCE)
 
 
 # Memory
@@ -301,20 +296,20 @@ def test_a_batch_that_does_not_fit_is_halved(
     counts = fair.counts
     passes = Passes(fair, tokens=256, error=error)
     with caplog.at_level(logging.WARNING, "fair_indexing"):
-        vectors = encode_documents(fair, TEXTS, tokens_per_batch=1536)
+        vectors = encode_texts(fair, TEXTS, tokens_per_batch=1536)
     np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
     assert fair.counts == counts.plus(counts)
     # 12 documents of 128 tokens at most did not fit, nor 6, nor 3; what comes after the one that fits is as small.
     assert passes.shapes[:3] == [(12, 128), (6, 128), (3, 128)]
     assert all(n * length <= 256 for n, length in passes.shapes[3:])
     assert [record.name for record in caplog.records].count("fair_indexing") == 1
-    assert "Out of memory on cpu with 12 documents of together 1536 tokens" in caplog.text
+    assert "A batch of 12 texts, 1536 tokens together, ran out of memory on cpu" in caplog.text
     assert "tokens_per_batch=768" in caplog.text
 
 
 def test_the_smaller_batches_are_kept_for_later_windows(fair: FairSentenceTransformer) -> None:
     passes = Passes(fair, tokens=256)
-    encoder = DocumentEncoder(fair, tokens_per_batch=1536)
+    encoder = TextEncoder(fair, tokens_per_batch=1536)
     encoder.encode(encoder.prepare(TEXTS))
     passes.shapes.clear()
     encoder.encode(encoder.prepare(TEXTS))
@@ -330,7 +325,7 @@ def test_memory_that_ends_after_the_transformer(fair: FairSentenceTransformer) -
             raise failures.pop()
 
     fair[1].register_forward_pre_hook(fail_once)
-    encode_documents(fair, TEXTS)
+    encode_texts(fair, TEXTS)
     assert not failures
     assert fair.counts == DocumentCounts(calibrated=8, too_short=4, truncated=1)
 
@@ -339,13 +334,13 @@ def test_a_document_that_does_not_fit_by_itself(fair: FairSentenceTransformer) -
     Passes(fair, tokens=100)
     text = "document 'd8' (128 tokens) does not fit into the memory of cpu by itself; lower model.max_seq_length"
     with pytest.raises(MemoryError, match=re.escape(text)):
-        encode_documents(fair, TEXTS, names=[f"d{i}" for i in range(len(TEXTS))])
+        encode_texts(fair, TEXTS, names=[f"d{i}" for i in range(len(TEXTS))])
 
 
 def test_other_errors_pass(fair: FairSentenceTransformer) -> None:
     passes = Passes(fair, tokens=1, error=RuntimeError("size mismatch"))
     with pytest.raises(RuntimeError, match="size mismatch"):
-        encode_documents(fair, TEXTS)
+        encode_texts(fair, TEXTS)
     assert len(passes.shapes) == 1
 
 
@@ -355,10 +350,15 @@ def test_other_errors_pass(fair: FairSentenceTransformer) -> None:
 @pytest.mark.parametrize(
     ("texts", "names", "error", "text"),
     [
-        ("bal", None, TypeError, "texts: expected a sequence of str, got one str, 'bal'"),
-        (["bal", None], None, TypeError, "texts: expected str, got NoneType (document 1)"),
+        ("bal", None, TypeError, "texts: expected a list of str, got one str, 'bal'"),
+        (["bal", None], None, ValueError, "texts: 1 of 2 texts are missing (document 1)"),
         (["bal", 3], ["a", "b"], TypeError, "texts: expected str, got int (document 'b')"),
-        (["bal", "\ud800"], ["a", "b"], ValueError, "texts: document 'b' has a lone surrogate, which is no text"),
+        (
+            ["bal", "\ud800"],
+            ["a", "b"],
+            ValueError,
+            "texts: 1 of 2 texts contain a lone surrogate, which UTF-8 does not have (document 'b')",
+        ),
         (["bal"], ["a", "b"], ValueError, "names: expected one for each of 1 texts, got 2"),
     ],
 )
@@ -366,7 +366,7 @@ def test_what_is_no_text(
     fair: FairSentenceTransformer, texts: Any, names: Any, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=re.escape(text)):
-        encode_documents(fair, texts, names=names)
+        encode_texts(fair, texts, names=names)
 
 
 def test_vectors_that_are_not_finite(fair: FairSentenceTransformer) -> None:
@@ -374,22 +374,22 @@ def test_vectors_that_are_not_finite(fair: FairSentenceTransformer) -> None:
         output["sentence_embedding"][:2] = float("nan")
 
     fair.register_forward_hook(spoil)
-    text = "model: the vectors of 2 of 3 documents are not finite (documents 'b', 'c')"
+    text = "model: the vectors of 2 of 3 texts have NaN or infinite values (document 'b', 'c')"
     with pytest.raises(ValueError, match=re.escape(text)):
-        encode_documents(fair, documents([5, 30, 20]), names=["a", "b", "c"])
+        encode_texts(fair, documents([5, 30, 20]), names=["a", "b", "c"])
 
 
 def test_other_models_and_settings(fair: FairSentenceTransformer) -> None:
     with pytest.raises(TypeError, match="model: expected a SentenceTransformer, got str"):
-        DocumentEncoder("bert")  # type: ignore[arg-type]
+        TextEncoder("bert")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tokens_per_batch: expected an integer of at least 1, got 0"):
-        encode_documents(fair, TEXTS, tokens_per_batch=0)
-    with pytest.raises(ValueError, match="max_documents"):
-        encode_documents(fair, TEXTS, max_documents=0)
+        encode_texts(fair, TEXTS, tokens_per_batch=0)
+    with pytest.raises(ValueError, match="batch_size"):
+        encode_texts(fair, TEXTS, batch_size=0)
 
 
 def test_the_bar(fair: FairSentenceTransformer, capsys: pytest.CaptureFixture[str]) -> None:
-    encode_documents(fair, TEXTS)
+    encode_texts(fair, TEXTS)
     assert capsys.readouterr().err == ""
-    encode_documents(fair, TEXTS, show_progress_bar=True)
+    encode_texts(fair, TEXTS, show_progress_bar=True)
     assert re.search(r"Encoding: 100%.*12/12 .*doc/s", capsys.readouterr().err)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fair_indexing.batching import token_batches
+from fair_indexing.token_batches import token_batches
 
 
 @pytest.mark.parametrize(
-    ("lengths", "tokens", "documents", "expected"),
+    ("lengths", "tokens", "batch_size", "expected"),
     [
         ([3, 8, 5, 8, 1], 16, None, [[1, 3], [2, 0, 4]]),
         ([3, 8, 5, 8, 1], 10, None, [[1], [3], [2, 0], [4]]),
@@ -24,8 +24,8 @@ from fair_indexing.batching import token_batches
         ([], 16, None, []),
     ],
 )
-def test_batches(lengths: list[int], tokens: int, documents: int | None, expected: list[list[int]]) -> None:
-    assert token_batches(lengths, tokens_per_batch=tokens, max_documents=documents) == expected
+def test_batches(lengths: list[int], tokens: int, batch_size: int | None, expected: list[list[int]]) -> None:
+    assert token_batches(lengths, tokens_per_batch=tokens, batch_size=batch_size) == expected
 
 
 @given(
@@ -34,7 +34,7 @@ def test_batches(lengths: list[int], tokens: int, documents: int | None, expecte
     documents=st.none() | st.integers(1, 9),
 )
 def test_budgets_are_kept_and_used(lengths: list[int], tokens: int, documents: int | None) -> None:
-    batches = token_batches(lengths, tokens_per_batch=tokens, max_documents=documents)
+    batches = token_batches(lengths, tokens_per_batch=tokens, batch_size=documents)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     in_order = [lengths[i] for batch in batches for i in batch]
     assert in_order == sorted(lengths, reverse=True)
@@ -51,14 +51,9 @@ def test_budgets_are_kept_and_used(lengths: list[int], tokens: int, documents: i
     [
         ({"tokens_per_batch": 0}, ValueError, "tokens_per_batch: expected an integer of at least 1, got 0"),
         ({"tokens_per_batch": 1.5}, TypeError, "tokens_per_batch: expected an integer of at least 1, got 1.5"),
-        ({"tokens_per_batch": 8, "max_documents": 0}, ValueError, "max_documents: expected an integer of at least 1"),
+        ({"tokens_per_batch": 8, "batch_size": 0}, ValueError, "batch_size: expected an integer of at least 1"),
     ],
 )
 def test_limits_out_of_range(settings: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=re.escape(text)):
         token_batches([1], **settings)
-
-
-def test_negative_lengths() -> None:
-    with pytest.raises(ValueError, match="lengths: expected numbers of tokens, got -2"):
-        token_batches([1, -2], tokens_per_batch=8)
