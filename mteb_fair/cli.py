@@ -1,65 +1,70 @@
-"""``python -m mteb_fair``: MTEB's command line with the models and tasks of this package, and calibration settings."""
+"""``python -m mteb_fair``: MTEB's command line with the tasks of this package and with settings of the calibration."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
+import inspect
+import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import mteb
+from mteb.abstasks import AbsTask
 from mteb.cli.build_cli import build_cli
 from mteb.models.model_implementations import MODEL_REGISTRY
+from mteb.results import TaskResult
 
-from fair_calibration import PRESETS, FairConfig
-from mteb_fair.loading import UnknownModelError
-from mteb_fair.names import nearest
-from mteb_fair.position_task import TaskDataError
+from fair_calibration import PRESETS, EvenChunks, FairConfig
+from fair_calibration.settings import Settings, choose_settings, setting_names, settings_from_text
+from mteb_fair.loading import is_folder
+from mteb_fair.nearest_names import nearest_names
 from mteb_fair.registry import get_tasks, register, register_model
-from mteb_fair.sources import DATA_VARIABLE
+from mteb_fair.summary import summarize
+from mteb_fair.tasks.sources import DATA_VARIABLE
+from mteb_fair.variant import PREFIX
 
-_SETTINGS = tuple(field.name for field in fields(FairConfig))
+_SETTINGS = tuple(dict.fromkeys([*setting_names(FairConfig), *setting_names(EvenChunks)]))
+_ONLY_CHUNKS = set(setting_names(EvenChunks)) - set(setting_names(FairConfig))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
+    """Runs the command line and returns the exit status. Errors are one line; ``-v 3`` shows where they come from."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of MTEB's own calls of other libraries
     parser = build_parser()
     args = parser.parse_args(arguments)
     if not hasattr(args, "func"):
         parser.print_help()
         return 2
     try:
-        if getattr(args, "data_folder", None):
-            os.environ[DATA_VARIABLE] = args.data_folder
-        register()
-        if args.func.__name__ == "run":
-            args.model = choose_model(args)
-            if args.domains and not args.tasks:
-                raise ValueError("--domains: expected PosIR or PosIRCrossLingual among the --tasks, got none")
-        if getattr(args, "tasks", None):
-            args.tasks = task_names(args.tasks, getattr(args, "domains", None))
-        if args.func.__name__ == "run" and not args.benchmarks:
-            check_selection(args)
-        check_benchmarks(getattr(args, "benchmarks", None) or ())
-        if args.func.__name__ == "run":
-            print(f"model: {args.model}", file=sys.stderr)
-    except (TypeError, ValueError) as error:
-        parser.exit(2, f"mteb_fair: error: {error}\n")
-    try:
+        tasks = _prepare(args)
         args.func(args)
-    except (UnknownModelError, TaskDataError) as error:
-        parser.exit(2, f"mteb_fair: error: {error}\n")
+        if tasks:
+            report(args, tasks)
+    except KeyboardInterrupt:
+        kept = (
+            f"finished results are kept in {args.output_folder}, and the same command resumes" if _is_run(args) else ""
+        )
+        parser.exit(130, f"mteb_fair: interrupted{'; ' * bool(kept)}{kept}\n")
+    except Exception as error:
+        if getattr(args, "verbosity", 0) >= 3:
+            raise
+        message = " ".join(str(error).split())
+        if not isinstance(error, (TypeError, ValueError)):
+            message = f"{type(error).__name__}: {message} (-v 3 shows where)"
+        parser.exit(2, f"mteb_fair: error: {message}\n")
     return 0
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns MTEB's parser, with our options added to ``run``."""
+    """Returns MTEB's parser with our options added to ``run``."""
     parser = build_cli()
     parser.prog = "python -m mteb_fair"
     for action in parser._actions:
@@ -73,117 +78,191 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "calibration",
-        "With any of these, --model is calibrated. Without, a name that MTEB knows is that model, as with `mteb run`; "
-        "local folders and other names are calibrated with the default settings, or those they were saved with.",
+        "With any of these, --model is calibrated. Without them, a name that MTEB knows is that model, as with `mteb "
+        "run`; local folders and other names are calibrated with the settings they were saved with, or the defaults.",
     )
-    group.add_argument("--preset", choices=sorted(PRESETS), help="The settings to start from.")
-    group.add_argument("--strength", type=float, help="In [0, 1]; 0 is the plain model.")
-    group.add_argument("--basket-size", type=int, help="Tokens per basket.")
-    group.add_argument("--layers", help="A fraction of the depth (0.5), a count (6), 'all', or indices (3,4,5).")
-    group.add_argument("--pooling", help="auto, cls, last or mean.")
-    group.add_argument("--isolate", help="auto, none, bos or bos_eos.")
-    group.add_argument("--isolated-share", help="preserve, equal or a number in [0, 1).")
-    group.add_argument("--last-basket", help="equal or proportional.")
-    group.add_argument("--min-content", type=int, help="Content tokens from which on documents are calibrated.")
-    group.add_argument("--chunk-size", type=int, help="Encode documents in even chunks instead, of that many tokens.")
-    group.add_argument("--unit-size", type=int, help="With --chunk-size and mean pooling: tokens per part joined.")
-    group.add_argument("--ridge", type=float, help="With --chunk-size: how much to prefer the parts' mean.")
+    group.add_argument(
+        "--config", help=f"A preset ({', '.join(sorted(PRESETS))}), or settings as JSON: '{{\"strength\": 0.4}}'."
+    )
+    descriptions = {**_descriptions(EvenChunks), **_descriptions(FairConfig)}
+    for name in _SETTINGS:
+        group.add_argument(f"--{name.replace('_', '-')}", help=descriptions[name].replace("%", "%%"))
     group.add_argument(
         "--no-calibrate-untyped",
         action="store_true",
-        help="Encode texts that are neither queries nor documents (STS, classification...) plainly.",
+        help="Encode texts that are neither queries nor documents (STS, classification...) as the plain model does.",
     )
-    group.add_argument("--max-seq-length", type=int, help="Tokens at which texts are truncated.")
-    group.add_argument("--base-name", help="What to call a local model, as organization/name.")
-    group.add_argument("--domains", nargs="+", help="PosIR's domains, such as law_judiciary, of the --tasks.")
+    group.add_argument("--max-seq-length", type=int, help="The number of tokens at which texts are truncated.")
+    group.add_argument("--base-name", help="The name of a local model, as organization/name.")
+    group.add_argument("--domains", nargs="+", help="The domains of PosIR in --tasks, such as law_judiciary.")
     group.add_argument("--data-folder", help=f"The folder with local copies of the datasets; sets {DATA_VARIABLE}.")
 
 
+def _descriptions(kind: type[Settings]) -> dict[str, str]:
+    """Returns what the docstring of a settings class says about each setting."""
+    lines = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2].splitlines()
+    described: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        if line.startswith("    ") and not line.startswith("     "):
+            name, _, line = line.strip().partition(": ")
+        described[name] = f"{described.get(name, '')} {line.strip()}".strip()
+    return described
+
+
+def _is_run(args: argparse.Namespace) -> bool:
+    return bool(args.func.__name__ == "run")
+
+
+def _prepare(args: argparse.Namespace) -> list[AbsTask]:
+    """Checks the arguments, puts registered names in their place, and returns the tasks of ``run``."""
+    if getattr(args, "data_folder", None):
+        if not Path(args.data_folder).is_dir():
+            raise ValueError(f"--data-folder: there is no folder {args.data_folder!r}")
+        os.environ[DATA_VARIABLE] = args.data_folder
+    register()
+    check_benchmarks(getattr(args, "benchmarks", None) or ())
+    if _is_run(args):
+        _check_run(args)
+    if getattr(args, "tasks", None) and args.func.__name__ in ("run", "_available_tasks"):
+        args.tasks = task_names(args.tasks, getattr(args, "domains", None))
+    if not _is_run(args):
+        return []
+    tasks = select_tasks(args)
+    args.model = choose_model(args)
+    print(f"model: {args.model}", file=sys.stderr)
+    return tasks
+
+
+def _check_run(args: argparse.Namespace) -> None:
+    for name in ("batch_size", "num_proc"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: expected an integer of at least 1, got {value}")
+    if args.co2_tracker and importlib.util.find_spec("codecarbon") is None:
+        raise ValueError("--co2-tracker: the package codecarbon is not installed; pip install 'mteb[codecarbon]'")
+    for name in ("output_folder", "prediction_folder"):
+        if (path := getattr(args, name)) is not None and Path(path).is_file():
+            raise ValueError(f"--{name.replace('_', '-')}: expected a folder, {path!r} is a file")
+    if args.domains and not args.tasks:
+        raise ValueError("--domains: expected PosIR or PosIRCrossLingual among the --tasks, got none")
+
+
 def choose_model(args: argparse.Namespace) -> str:
-    """Returns the registered name of the model that the arguments ask for, registering it if it is not.
+    """Returns the registered name of the model that the arguments ask for, registering it if necessary.
 
     Raises:
-        ValueError: There is no model, a setting is out of range, or the name can be neither a model nor a folder.
+        TypeError: A setting is not one of the chosen way of encoding.
+        ValueError: There is no such model, or a setting is out of range.
     """
     if not args.model:
         raise ValueError("--model: expected a name or a folder, got none")
-    given = {name: value for name in _SETTINGS if (value := _parse(name, getattr(args, name))) is not None}
-    options: dict[str, Any] = {"max_seq_length": args.max_seq_length, "base_name": args.base_name}
+    model: Any = Path(args.model) if is_folder(args.model) else args.model
+    if isinstance(model, Path) and not model.is_dir():
+        raise ValueError(f"--model: expected a name or a folder, {args.model!r} is a file")
+    given = {name: _parse(value) for name in _SETTINGS if (value := getattr(args, name)) is not None}
+    config = None if args.config is None else settings_from_text(args.config)
+    if config is None and _ONLY_CHUNKS & set(given):
+        config = EvenChunks()
+    options = {"max_seq_length": args.max_seq_length, "base_name": args.base_name}
     options = {name: value for name, value in options.items() if value is not None}
     if args.no_calibrate_untyped:
         options["calibrate_untyped"] = False
-    settings = bool(given or options or args.preset)
+    has_settings = bool(given or options or config is not None)
     revision = args.model_revision
-    is_folder = Path(args.model).is_dir()
-    if Path(args.model).is_file():
-        raise ValueError(f"--model: expected a name or a folder, {args.model!r} is a file")
-    if not is_folder and args.model in MODEL_REGISTRY:
-        if revision is not None and revision != (listed := MODEL_REGISTRY[args.model].revision):
-            raise ValueError(f"--model-revision: MTEB has {args.model!r} at {listed}, got {revision}")
-        if not settings:
-            return str(args.model)
-        if args.model.startswith("mteb_fair/"):
-            raise ValueError(f"--model: {args.model!r} has its settings in its name; give the base model with settings")
-    if not is_folder and (args.model.startswith("mteb_fair/") or "/" not in args.model or args.model.startswith(".")):
+    if model in MODEL_REGISTRY and not model.startswith(PREFIX):
+        if revision is not None and revision != (registered := MODEL_REGISTRY[model].revision):
+            raise ValueError(f"--model-revision: MTEB has {model!r} at {registered}, got {revision}")
+        if not has_settings:
+            return str(model)
+    elif isinstance(model, str) and model.startswith(PREFIX):
+        if has_settings:
+            raise ValueError(f"--model: {model!r} has its settings in its name; give the base model with settings")
+        return model if model in MODEL_REGISTRY else register_model(model, revision=revision)
+    elif isinstance(model, str) and ("/" not in model or model.startswith((".", "/", "~"))):
         raise ValueError(
-            f"--model: {args.model!r} is neither a folder nor a registered model; the nearest names are "
-            f"{nearest(args.model, MODEL_REGISTRY)}"
+            f"--model: {model!r} is neither a folder nor the name of a model; the nearest names are "
+            f"{nearest_names(model, MODEL_REGISTRY)}"
         )
-    config = None
-    if given or args.preset:
-        config = FairConfig.from_dict({**PRESETS[args.preset or "published"].to_dict(), **given})
-    return register_model(Path(args.model) if is_folder else args.model, config=config, revision=revision, **options)
+    choose_settings(config, given if config is not None else {}, default=FairConfig())  # before a model is loaded
+    return register_model(model, config=config, revision=revision, **given, **options)
 
 
-def _parse(name: str, value: Any) -> Any:
-    """Reads the settings that are of more than one type."""
-    if value is None or name not in ("layers", "isolated_share"):
-        return value
+def _parse(text: str) -> Any:
+    """Reads a setting: a number, indices such as "3,4,5", or a word."""
+    if "," in text:
+        text = f"[{text.strip(',')}]"
     try:
-        if name == "layers" and "," in value:
-            return [int(part) for part in value.split(",") if part.strip()]
-        return int(value) if name == "layers" and value.lstrip("-").isdigit() else float(value)
+        return json.loads(text)
     except ValueError:
-        return value  # a word, which FairConfig knows or names in its error
+        return text  # `FairConfig` knows the word or reports it
 
 
 def check_benchmarks(names: Sequence[str]) -> None:
     """Checks that MTEB has benchmarks by these names.
 
     Raises:
-        ValueError: It has not.
+        ValueError: A name is unknown.
     """
     lookup = importlib.import_module("mteb.benchmarks.get_benchmark")
     known = {**lookup._build_registry(), **lookup._build_aliases_registry()}
     for name in names:
         if name not in known:
-            raise ValueError(f"--benchmarks: {name!r} is unknown; the nearest names are {nearest(name, known)}")
+            raise ValueError(f"--benchmarks: {name!r} is unknown; the nearest names are {nearest_names(name, known)}")
 
 
-def check_selection(args: argparse.Namespace) -> None:
-    """Checks that there is something to run.
+def task_names(names: Sequence[str], domains: Sequence[str] | None) -> list[str]:
+    """Returns the names of tasks in MTEB, which also tell local data and selected domains apart.
 
     Raises:
-        ValueError: No task has the languages, types and categories, or one has none of the splits.
+        ValueError: A task is unknown, or there are domains without a task that has any.
     """
+    return [task.metadata.name for task in get_tasks(names, domains=domains)]
+
+
+def select_tasks(args: argparse.Namespace) -> list[AbsTask]:
+    """Returns the tasks that ``run`` evaluates.
+
+    Raises:
+        ValueError: No task has the languages, types and categories, or a task has none of the splits.
+    """
+    if args.benchmarks:
+        return [task for benchmark in mteb.get_benchmarks(names=args.benchmarks) for task in benchmark.tasks]
     tasks = mteb.get_tasks(
         categories=args.categories, task_types=args.task_types, languages=args.languages, tasks=args.tasks
     )
     if not tasks:
         raise ValueError(
-            f"--tasks: none of {args.tasks or 'all'} has the languages {args.languages} and what else is asked"
+            f"--tasks: none of {args.tasks or 'all'} has the languages {args.languages} and what else is asked for"
         )
     for task in tasks:
         if args.eval_splits and not set(args.eval_splits) & set(task.metadata.eval_splits):
             raise ValueError(
                 f"--eval-splits: {task.metadata.name} has {list(task.metadata.eval_splits)}, got {args.eval_splits}"
             )
+    return list(tasks)
 
 
-def task_names(names: Sequence[str], domains: Sequence[str] | None) -> list[str]:
-    """Returns the names that the tasks have in MTEB: those on local data end in a hash, those on domains name them.
-
-    Raises:
-        ValueError: A task is unknown, or there are domains without a task that has any.
-    """
-    return [task.metadata.name for task in get_tasks(names, domains=domains)]
+def report(args: argparse.Namespace, tasks: Sequence[AbsTask]) -> None:
+    """Prints nDCG@10 and PSI of the tasks that were evaluated, where the results are, and what to do next."""
+    cache = mteb.ResultCache(Path(args.output_folder))
+    meta = mteb.get_model_meta(args.model)
+    paths = {task.metadata.name: Path(cache.get_task_result_path(task.metadata.name, meta)) for task in tasks}
+    found = [path for path in paths.values() if path.is_file()]
+    if not found:
+        print(f"results: in {args.output_folder}")
+        return
+    table = summarize(TaskResult.from_disk(path) for path in found)
+    print(table.to_string(index=False, float_format=lambda value: f"{value:.3f}", na_rep="-"))
+    print("psi is 1 - min / max over the position groups: 0 is position-fair, as if the answer could stand anywhere.")
+    print("results: " + "\n         ".join(str(path) for path in found))
+    model_folder = cache.cache_path / "results" / found[0].relative_to(cache.cache_path / "results").parts[0]
+    if len(others := sorted(path.name for path in model_folder.iterdir() if path.is_dir())) > 1:
+        print(
+            f"warning: {model_folder} holds {len(others)} different models of this name ({', '.join(others)}), so that "
+            "MTEB's tables may show only one of them; give each its own --base-name",
+            file=sys.stderr,
+        )
+    if str(meta.name).startswith(PREFIX) and (meta.experiment_kwargs or {}).get("strength") != 0:
+        print("next: the same command with --strength 0 evaluates the plain model, to compare with.")
+    else:
+        print("next: the same command with --strength 0.5 evaluates the calibrated model, to compare with.")

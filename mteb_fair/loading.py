@@ -1,4 +1,4 @@
-"""Loads base models, and says what they are called and which weights they have."""
+"""Loads base models, names them, and finds the revision that stands for their weights."""
 
 from __future__ import annotations
 
@@ -15,36 +15,55 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairSentenceTransformer, calibrate
 from fair_calibration.fingerprint import fingerprint_model
-from mteb_fair.names import nearest
+from fair_calibration.settings import Settings
+from mteb_fair.nearest_names import nearest_names
 
 
 class UnknownModelError(ValueError):
-    """A name is neither a folder's nor, as far as can be told, a model's."""
+    """A name is neither a folder nor a model that can be loaded."""
 
 
 _SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
-
-# What of SentenceTransformer's arguments changes no vector.
+# Arguments of SentenceTransformer that change no vector.
 _NEUTRAL = {"cache_folder", "local_files_only", "token", "trust_remote_code"}
-
-# What of SentenceTransformer's arguments MTEB's registry gives for names.
+# Arguments of SentenceTransformer that MTEB's registry may hold for a model.
 _LOADING = {
     "trust_remote_code", "model_kwargs", "processor_kwargs", "tokenizer_kwargs", "config_kwargs", "backend",
     "similarity_fn_name", "truncate_dim", "default_prompt_name",
 }  # fmt: skip
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+# The folders that training scripts write; without the folder around them they tell no models apart.
+_TRAINING_FOLDER = re.compile(r"(final|best|last|latest|checkpoints?|epoch|step)?[-_]?\d*", re.IGNORECASE)
 
 
-def pinned(model: object) -> tuple[str | None, dict[str, Any]]:
-    """Returns the revision of a name and SentenceTransformer's arguments that MTEB's registry has for it."""
+def is_folder(model: object) -> bool:
+    """Returns whether ``model`` is a path that exists, and not the name of a model."""
+    return isinstance(model, (str, os.PathLike)) and Path(model).exists()
+
+
+def local_name(folder: str | os.PathLike[str]) -> str:
+    """Returns the name of a local model, "local/<folder>".
+
+    Folders such as "final" or "checkpoint-500" are joined with the folder around them: "local/run1-final".
+    """
+    first, *others = reversed(Path(folder).resolve().parts[1:] or ("model",))
+    parts = [first]
+    while others and _TRAINING_FOLDER.fullmatch(parts[0]):
+        parts.insert(0, others.pop(0))
+    return f"local/{'-'.join(parts)}"
+
+
+def registered_loading(model: object) -> tuple[str | None, dict[str, Any]]:
+    """Returns the revision and the arguments of SentenceTransformer that MTEB's registry has for a name."""
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
-    if name not in MODEL_REGISTRY or Path(name).exists():
+    if name not in MODEL_REGISTRY or is_folder(name):
         return None, {}
     meta = MODEL_REGISTRY[name]
     return meta.revision, {key: value for key, value in meta.loader_kwargs.items() if key in _LOADING}
 
 
-def default_prompts(name: str) -> Mapping[str, str] | None:
-    """Returns the prompts that MTEB's registry has for a name; None is the model's own."""
+def registered_prompts(name: str) -> Mapping[str, str] | None:
+    """Returns the prompts that MTEB's registry has for a name, or None if the model's own are used."""
     if name not in MODEL_REGISTRY:
         return None
     prompts: Mapping[str, str] | None = MODEL_REGISTRY[name].loader_kwargs.get("model_prompts")
@@ -52,38 +71,53 @@ def default_prompts(name: str) -> Mapping[str, str] | None:
 
 
 def load_base(
-    model: object, revision: str | None, device: str | None, kwargs: Mapping[str, Any]
+    model: object,
+    revision: str | None,
+    device: str | None,
+    kwargs: Mapping[str, Any],
+    config: Settings | str | None = None,
 ) -> tuple[FairSentenceTransformer, str]:
-    """Returns the calibrated model and the name of its base.
+    """Loads a model and calibrates it.
+
+    Args:
+        model: A Hugging Face name, a local folder, or a loaded SentenceTransformer.
+        revision: The revision of a Hugging Face model.
+        device: The device to load it on.
+        kwargs: Further arguments of SentenceTransformer.
+        config: The settings; None means those that the model was calibrated or saved with, or else the defaults.
+
+    Returns:
+        The calibrated model, and the name of its base model.
 
     Raises:
-        TypeError: ``model`` is none.
-        UnknownModelError: There is none of that name.
-        ValueError: A loaded model comes with arguments for loading one.
+        TypeError: ``model`` is not a name, a path or a SentenceTransformer.
+        UnknownModelError: The name cannot be loaded.
+        ValueError: ``revision`` or ``kwargs`` are given with a loaded model.
     """
     if isinstance(model, SentenceTransformer):
         if kwargs or revision is not None:
             unused = sorted([*kwargs, *(["revision"] if revision is not None else [])])
             raise ValueError(f"model: {unused} are for loading a name or a folder, got a loaded {type(model).__name__}")
-        config = model.fair_config if isinstance(model, FairSentenceTransformer) else None
         fair = calibrate(model, config)
         return (fair if device is None else fair.to(device)), _name_of(fair)
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model)
-        is_local = Path(path).exists()
+        settings: dict[str, Any] = {} if config is None else {"config": config}
+        if not is_folder(path):
+            _check_available(path, revision, kwargs)
         try:
-            fair = FairSentenceTransformer(path, revision=revision, device=device, **kwargs)
+            fair = FairSentenceTransformer(path, revision=revision, device=device, **settings, **kwargs)
         except OSError as error:
-            if is_local:
+            if is_folder(path):
                 raise
             raise _unknown(path, error) from error
-        return fair, f"local/{Path(path).resolve().name}" if is_local else path
+        return fair, local_name(path) if is_folder(path) else path
     raise TypeError(f"model: expected a name, a path or a SentenceTransformer, got {type(model).__name__}")
 
 
 def describe_base(name: str, model: SentenceTransformer | None = None, *, loader: Callable[..., Any]) -> ModelMeta:
-    """Returns what is known of a base model: MTEB's own metadata if it has any, else what the loaded model tells."""
-    facts: dict[str, Any] = {"loader": loader, "loader_kwargs": {"base_model": name, **pinned(name)[1]}}
+    """Returns MTEB's metadata of a base model or, if MTEB does not know it, what the loaded model tells."""
+    facts: dict[str, Any] = {"loader": loader, "loader_kwargs": {"base_model": name, **registered_loading(name)[1]}}
     if name in MODEL_REGISTRY:
         return MODEL_REGISTRY[name].model_copy(update=facts, deep=True)
     facts |= {"name": name, "framework": ["Sentence Transformers", "PyTorch"]}
@@ -94,32 +128,71 @@ def describe_base(name: str, model: SentenceTransformer | None = None, *, loader
     return ModelMeta.create_empty(overwrites=facts)
 
 
-def commit_of(name: str, revision: str | None) -> str:
-    """Returns the commit that a Hugging Face model is at, or a branch or tag of it: as the hub says, or its cache.
+def _check_available(name: str, revision: str | None, kwargs: Mapping[str, Any]) -> None:
+    """Checks that a model is in the cache or that the hub has it, since loading retries every missing file for 23 s.
 
     Raises:
-        UnknownModelError: It is on neither.
+        UnknownModelError: The model is neither cached nor to be had.
     """
     from huggingface_hub import model_info, try_to_load_from_cache
 
+    cache = kwargs.get("cache_folder") or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+    files = (try_to_load_from_cache(name, file, cache, revision) for file in ("modules.json", "config.json"))
+    if kwargs.get("local_files_only") or any(isinstance(file, str) for file in files):
+        return
+    try:
+        model_info(name, revision=revision, token=kwargs.get("token"))
+    except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
+        raise _unknown(name, error) from error
+
+
+def commit_of(name: str, revision: str | None, *, token: str | bool | None = None) -> str:
+    """Returns the commit of a Hugging Face model, or of a branch or tag of it, as the hub or its local cache has it.
+
+    Raises:
+        UnknownModelError: The hub cannot be reached or does not know the name, and neither does the cache.
+    """
+    from huggingface_hub import model_info, try_to_load_from_cache
+
+    if not _HUB_NAME.fullmatch(name):
+        raise UnknownModelError(f"model: there is no folder {name!r}, and it cannot be the name of a model on the hub")
     if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
     try:
-        return str(model_info(name, revision=revision).sha)
+        return str(model_info(name, revision=revision, token=token).sha)
     except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
         try:
             cached = try_to_load_from_cache(name, "config.json", revision=revision)
-        except ValueError:  # no name that the hub could have
+        except ValueError:  # not a name that the hub could have
             cached = None
         if isinstance(cached, str):
             return Path(cached).parent.name
         raise _unknown(name, error) from error
 
 
+def revision_of(fair: FairSentenceTransformer, model: object, revision: str | None, kwargs: Mapping[str, Any]) -> str:
+    """Returns what identifies the weights: the commit of a model loaded from the hub, or else a hash of the model.
+
+    A loaded model that came from the hub may have been changed since; it is identified by both.
+    """
+    if isinstance(model, SentenceTransformer):
+        commit = model.model_card_data.base_model_revision
+    else:
+        commit = None if is_folder(model) else revision
+        if commit and not set(kwargs) - _NEUTRAL:
+            return commit
+    digest = fingerprint_model(fair)
+    return f"{commit}-{digest}" if commit else digest
+
+
 def _unknown(name: str, error: Exception) -> UnknownModelError:
     reason = " ".join(str(error).split())
-    hint = "" if name in MODEL_REGISTRY else f"; the nearest names that MTEB knows are {nearest(name, MODEL_REGISTRY)}"
-    return UnknownModelError(f"model: {name!r} is no folder, and could not be loaded by that name ({reason}){hint}")
+    hint = (
+        ""
+        if name in MODEL_REGISTRY
+        else f"; the nearest names that MTEB knows are {nearest_names(name, MODEL_REGISTRY)}"
+    )
+    return UnknownModelError(f"model: {name!r} is not a folder, and could not be loaded by that name ({reason}){hint}")
 
 
 def _name_of(fair: FairSentenceTransformer) -> str:
@@ -127,19 +200,4 @@ def _name_of(fair: FairSentenceTransformer) -> str:
     source = str(getattr(getattr(network, "config", None), "_name_or_path", "") or "")
     if not source:
         return f"local/{type(network).__name__}"
-    return f"local/{Path(source).resolve().name}" if Path(source).exists() or source.count("/") != 1 else source
-
-
-def revision_of(fair: FairSentenceTransformer, model: object, revision: str | None, kwargs: Mapping[str, Any]) -> str:
-    """Returns the commit of a hub model, as it is there, and else a hash of what the model computes with.
-
-    A model that was loaded from the hub elsewhere may have been changed since: it has both.
-    """
-    if isinstance(model, SentenceTransformer):
-        commit = model.model_card_data.base_model_revision
-    else:
-        commit = None if Path(str(model)).exists() else revision
-        if commit and not set(kwargs) - _NEUTRAL:
-            return commit
-    digest = fingerprint_model(fair)
-    return f"{commit}-{digest}" if commit else digest
+    return local_name(source) if is_folder(source) or source.count("/") != 1 else source

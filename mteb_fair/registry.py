@@ -1,4 +1,4 @@
-"""Puts models, tasks and the benchmark of this package into MTEB's registries."""
+"""Adds the tasks, the benchmark and models with settings to MTEB's registries."""
 
 from __future__ import annotations
 
@@ -16,65 +16,29 @@ from mteb.benchmarks.benchmark import Benchmark
 from mteb.get_tasks import MTEBTasks
 from mteb.models.model_implementations import MODEL_REGISTRY
 
-from fair_calibration import PRESETS, FairConfig
-from mteb_fair.demo import PositionDemoRetrieval
+from fair_calibration import EvenChunks, FairConfig
+from fair_calibration.settings import Settings, choose_settings, setting_names
 from mteb_fair.encoder import FairEncoder, load_variant
-from mteb_fair.fineweb_posq import FineWebPosQ
-from mteb_fair.identity import Variant
-from mteb_fair.loading import commit_of, default_prompts, describe_base, pinned
-from mteb_fair.names import nearest
-from mteb_fair.posir import PosIR, PosIRCrossLingual
-from mteb_fair.position_task import OtherLanguagesError, PositionTask
-from mteb_fair.squad_posq import SQuADPosQ
+from mteb_fair.loading import commit_of, describe_base, is_folder, registered_loading, registered_prompts
+from mteb_fair.nearest_names import nearest_names
+from mteb_fair.tasks import TASKS, FineWebPosQ, PosIR, PosIRCrossLingual, SQuADPosQ
+from mteb_fair.tasks.position_task import OtherLanguagesError
+from mteb_fair.variant import PREFIX, Variant
 
 logger = logging.getLogger("mteb_fair")
 
-TASKS: dict[str, type[PositionTask]] = {
-    task.metadata.name: task for task in (PosIR, PosIRCrossLingual, FineWebPosQ, SQuADPosQ, PositionDemoRetrieval)
-}
-"""The tasks by name."""
 BENCHMARK = "PositionFair"
 NANOBEIR = "NanoBEIR"
-BASE_MODELS = (
-    "Alibaba-NLP/gte-multilingual-base",
-    "BAAI/bge-m3",
-    "Qwen/Qwen3-Embedding-0.6B",
-    "Qwen/Qwen3-Embedding-4B",
-    "Qwen/Qwen3-Embedding-8B",
-    "intfloat/multilingual-e5-small",
-    "intfloat/multilingual-e5-base",
-    "intfloat/multilingual-e5-large",
-    "sentence-transformers/all-MiniLM-L6-v2",
-    "sentence-transformers/all-MiniLM-L12-v2",
-    "ibm-granite/granite-embedding-107m-multilingual",
-    "ibm-granite/granite-embedding-278m-multilingual",
-    "ibm-granite/granite-embedding-english-r2",
-    "ibm-granite/granite-embedding-small-english-r2",
-    "Snowflake/snowflake-arctic-embed-m-v1.5",
-    "Snowflake/snowflake-arctic-embed-m-v2.0",
-    "Snowflake/snowflake-arctic-embed-l-v2.0",
-    "nomic-ai/nomic-embed-text-v1.5",
-    "nomic-ai/modernbert-embed-base",
-    "Alibaba-NLP/gte-modernbert-base",
-)
-"""The models that are registered in the settings of `REGISTERED`; any other is with `register_model`."""
-REGISTERED: tuple[FairConfig, ...] = (FairConfig(strength=0.0), *PRESETS.values())
-"""The plain model, in the same wrapper, and the variants that the papers compare."""
 
 
 def register() -> None:
-    """Makes MTEB know the models, tasks and the benchmark of this package; calling it again changes nothing.
+    """Adds the tasks and the benchmark of this package to MTEB's registries; calling it again changes nothing.
+
+    Models are added one by one, by `register_model`.
 
     Raises:
-        ValueError: MTEB has something else by one of the names.
+        ValueError: MTEB has another task by one of the names.
     """
-    for base in BASE_MODELS:
-        if base not in MODEL_REGISTRY:
-            logger.info("%s is not in this version of MTEB and is not registered", base)
-            continue
-        for config in REGISTERED:
-            if Variant(base_name=base, config=config).name not in MODEL_REGISTRY:
-                register_model(base, config=config)
     module: Any = importlib.import_module("mteb.get_tasks")  # the plain import yields the function of that name
     for name, task in TASKS.items():
         if (other := module._TASKS_REGISTRY.setdefault(name, task)) is not task:
@@ -90,36 +54,45 @@ def register() -> None:
 def register_model(
     base_model: str | os.PathLike[str],
     *,
-    config: FairConfig | None = None,
+    config: Settings | str | None = None,
     base_name: str | None = None,
     revision: str | None = None,
     **options: Any,
 ) -> str:
-    """Registers a base model with settings and returns the name by which MTEB then loads it.
+    """Adds a base model with settings to MTEB's registry, and returns the name by which MTEB then loads it.
+
+    Hub models are not loaded for that; local models are, to learn their identity.
 
     Args:
-        base_model: A Hugging Face name, or a local folder, which is loaded to learn its identity.
-        config: The calibration; None is the default, or what a local model was saved with.
-        base_name: What to call a local model, as "organization/name".
-        revision: The commit of a Hugging Face model; None is the one that MTEB has, or else the newest, which the hub
-            is asked for.
-        **options: `FairEncoder`'s ``calibrate_untyped``, ``max_seq_length``, ``embed_dim`` and ``model_prompts``.
+        base_model: A Hugging Face name, a local folder, or the name of a variant such as
+            "mteb_fair/BAAI__bge-m3@strength=0.5", which holds the settings.
+        config: A `FairConfig`, an `EvenChunks` or the name of a preset; None means the defaults, or the settings that a
+            local model was saved with.
+        base_name: The name of a local model as "organization/name".
+        revision: The commit of a Hugging Face model; None means the commit that MTEB has, or else the newest.
+        **options: Single settings of ``config``, and ``calibrate_untyped``, ``max_seq_length``, ``embed_dim`` and
+            ``model_prompts`` of `FairEncoder`.
 
     Raises:
-        UnknownModelError: Neither MTEB, the hub nor its cache knows the name.
+        TypeError: There is no such option.
+        UnknownModelError: Neither MTEB nor the hub nor its cache knows the name.
         ValueError: A setting is out of range, or another model or revision is registered by the name.
     """
-    if Path(base_model).exists():
-        base_model = Path(base_model).resolve()  # found again from any folder
+    if is_folder(base_model):
+        base_model = Path(base_model).resolve()  # found again from any working directory
         if revision is not None:
             raise ValueError(f"revision: folders have none, got {revision!r} for {str(base_model)!r}")
         encoder = FairEncoder(base_model, config=config, base_name=base_name, device="cpu", **options)
         variant, meta = encoder.variant, encoder.mteb_model_meta
     else:
         name = os.fspath(base_model)
-        if (prompts := options.get("model_prompts")) is not None and prompts == default_prompts(name):
-            del options["model_prompts"]
-        variant = Variant(base_name=base_name or name, config=config or FairConfig(), **options)
+        if name.startswith(PREFIX):
+            if config is not None or base_name is not None or options:
+                raise ValueError(f"base_model: {name!r} holds its settings; give the base model with other settings")
+            variant = Variant.from_name(name)
+            base_model = name = variant.base_name
+        else:
+            variant = _variant_of(name, config, base_name, options)
         if name not in MODEL_REGISTRY:
             revision = commit_of(name, revision)
         meta = describe_base(name, loader=load_variant)
@@ -135,10 +108,10 @@ def register_model(
     if other is not None and (other.adapted_from, other.revision) != (meta.adapted_from, meta.revision):
         raise ValueError(
             f"register_model: {variant.name!r} is registered for {other.adapted_from} at the revision "
-            f"{other.revision}, now {meta.adapted_from} at {meta.revision} was given; call one of them by another "
+            f"{other.revision}, now {meta.adapted_from} at {meta.revision} was given; give one of them another "
             "base_name"
         )
-    loader_kwargs = {**pinned(base_model)[1], "base_model": str(base_model), "base_name": base_name}
+    loader_kwargs = {**registered_loading(base_model)[1], "base_model": str(base_model), "base_name": base_name}
     loader_kwargs |= variant.loader_kwargs
     MODEL_REGISTRY[variant.name] = meta.model_copy(
         update={"loader_kwargs": {name: value for name, value in loader_kwargs.items() if value is not None}}
@@ -146,8 +119,20 @@ def register_model(
     return variant.name
 
 
+def _variant_of(name: str, config: Settings | str | None, base_name: str | None, options: dict[str, Any]) -> Variant:
+    """Returns the variant of a hub model that is not loaded."""
+    single = {*setting_names(FairConfig), *setting_names(EvenChunks)}
+    settings = choose_settings(
+        config, {key: value for key, value in options.items() if key in single}, default=FairConfig()
+    )
+    others = {key: value for key, value in options.items() if key not in single}
+    if others.get("model_prompts") == registered_prompts(name):
+        others.pop("model_prompts", None)  # given or left out, the variant is the same
+    return Variant(base_name=base_name or name, config=settings, **others)
+
+
 def build_benchmark() -> Benchmark:
-    """Returns the position-aware tasks as one MTEB benchmark; `get_tasks("NanoBEIR")` belongs beside it."""
+    """Builds the position-aware tasks as one MTEB benchmark; evaluate ``get_tasks("NanoBEIR")`` beside it."""
     return Benchmark(
         name=BENCHMARK,
         tasks=get_tasks(BENCHMARK),
@@ -166,21 +151,22 @@ def get_tasks(
     domains: Sequence[str] | None = None,
     data_folder: str | os.PathLike[str] | None = None,
 ) -> MTEBTasks:
-    """Returns tasks of this package, and of MTEB, by name.
+    """Returns tasks of this package and of MTEB by name.
 
     Args:
-        tasks: Names of tasks, "NanoBEIR" for its 13 tasks, or "PositionFair" for the benchmark's; None is that.
-        languages: Such as "eng" or "eng-Latn": of the queries in the tasks of this package. Of "PositionFair" and
-            "NanoBEIR" only the tasks that have one are returned.
-        domains: PosIR's domains, such as "law_judiciary"; other tasks have none.
-        data_folder: The local folder of a single task's data.
+        tasks: Names of tasks, "NanoBEIR" for its 13 tasks, or "PositionFair" for those of the benchmark; None means
+            "PositionFair".
+        languages: Languages such as "eng" or "eng-Latn"; those of the queries in the tasks of this package. Tasks of
+            "PositionFair" and "NanoBEIR" that have none of them are left out.
+        domains: Domains of PosIR, such as "law_judiciary"; other tasks have none.
+        data_folder: The local folder with the data of a single task.
 
     Raises:
-        ValueError: There are none, or one is unknown, has none of the languages, or cannot take the arguments.
+        ValueError: A task is unknown, has none of the languages, or does not take the arguments, or no task is left.
     """
     names = [BENCHMARK] if tasks is None else [tasks] if isinstance(tasks, str) else list(tasks)
     if not names:
-        raise ValueError("tasks: expected at least one name, or None for the benchmark's, got none")
+        raise ValueError("tasks: expected at least one name, or None for those of the benchmark, got none")
     if languages is not None and not languages:
         raise ValueError("languages: expected None or at least one language, got none")
     if isinstance(languages, str):
@@ -221,7 +207,7 @@ def _get_task(
     if cls is None:
         known = importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY
         if name not in known:
-            near = nearest(name, [*TASKS, BENCHMARK, NANOBEIR, *known])
+            near = nearest_names(name, [*TASKS, BENCHMARK, NANOBEIR, *known])
             raise ValueError(f"tasks: {name!r} is unknown; the nearest names are {near}")
         if data_folder is not None:
             raise ValueError(f"data_folder: {name!r} is MTEB's own task and reads from the hub alone")

@@ -1,8 +1,8 @@
-"""Position measures: scores per group, and PSI, harmonic mean and slope over the groups (`fair_evaluation.measures`).
+"""Computes scores per position group, and PSI, harmonic mean and slope over the groups.
 
 Every position task and script takes its numbers from here. Groups are ordered from the beginning of a document to its
-end. What is undefined (the mean of a group without queries, the slope of one group) is None, ``null`` in a JSON file,
-with the number of queries beside it, and never NaN.
+end. Undefined values, such as the mean of a group without queries or the slope of one group, are None (``null`` in
+JSON) and never NaN, and the number of queries is given beside them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GroupScore:
 
     Attributes:
         n: The number of queries.
-        mean: Their mean score; None where there are none.
+        mean: Their mean score; None without queries.
     """
 
     n: int
@@ -33,21 +33,24 @@ class GroupScore:
 
     def __post_init__(self) -> None:
         if self.n < 0 or (self.n == 0) != (self.mean is None):
-            raise ValueError(f"GroupScore: expected a mean just where there are queries, got n={self.n}, {self.mean}")
+            raise ValueError(
+                f"GroupScore: expected a mean if and only if there are queries, got n={self.n}, {self.mean}"
+            )
         if self.mean is not None and not (math.isfinite(self.mean) and self.mean >= 0):
             raise ValueError(f"GroupScore: expected a finite, nonnegative mean, got {self.mean}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositionMeasures:
-    """What a list of groups says about a model.
+    """The measures over a list of position groups.
 
     Attributes:
-        mean: The mean over the groups, each counting the same; None without queries.
-        psi: ``1 - min / max``: 0 is position-fair. 0 where every group's score is 0; None without queries.
-        harmonic_mean: 0 as soon as one group's score is 0; None without queries.
-        slope: Of the least-squares line of score over position, where positions run from 0 to 1 and a group stands at
-            the middle of its share: negative where the beginning is favoured. None with fewer than two groups.
+        mean: The mean over the groups, all with the same weight; None without queries.
+        psi: The position sensitivity index ``1 - min / max``; 0 is position-fair. 0 if all groups score 0; None without
+            queries.
+        harmonic_mean: The harmonic mean over the groups, 0 if any group scores 0; None without queries.
+        slope: The slope of the least-squares line of score over position, where positions run from 0 to 1 and a group
+            is placed at the middle of its share; negative if the beginning is favoured. None with one group.
     """
 
     mean: float | None
@@ -61,8 +64,9 @@ class Grouping:
     """A partition of documents by position: PosIR has one for each length quartile, for instance.
 
     Attributes:
-        name: Starts the names of its measures; empty for the main one.
-        groups: The groups' names, from the beginning of documents to their end; no two partitions of a task share any.
+        name: The prefix of the names of its measures; empty for the main partition.
+        groups: The names of the groups, from the beginning of documents to the end. Partitions of one task share no
+            names.
     """
 
     name: str
@@ -76,11 +80,11 @@ class Grouping:
 def score_groups(
     per_query: Mapping[str, float], labels: Mapping[str, Iterable[str]], groups: Sequence[str]
 ) -> dict[str, GroupScore]:
-    """Computes each group's mean over its queries; a query counts in every group it is labelled with.
+    """Computes the mean score of each group; a query counts in every group that it is labelled with.
 
     Args:
-        per_query: The score of each query. A query that retrieved nothing may be missing: it scores 0.
-        labels: The groups of each query, of all partitions; those outside ``groups`` are passed over.
+        per_query: The score of each query; missing queries, which retrieved nothing, score 0.
+        labels: The groups of each query in all partitions; groups that are not in ``groups`` are ignored.
         groups: The names, in order.
     """
     members: dict[str, list[float]] = {group: [] for group in groups}
@@ -95,7 +99,7 @@ def score_groups(
 
 
 def pool_groups(parts: Iterable[Mapping[str, GroupScore]]) -> dict[str, GroupScore]:
-    """Joins groups of the same names, such as those of several subsets, as if all queries had been scored at once."""
+    """Pools groups of the same names, such as those of several subsets, as if all queries had been scored at once."""
     members: dict[str, list[GroupScore]] = {}
     for part in parts:
         for name, score in part.items():
@@ -109,10 +113,10 @@ def pool_groups(parts: Iterable[Mapping[str, GroupScore]]) -> dict[str, GroupSco
 
 
 def measure_groups(scores: Sequence[GroupScore]) -> PositionMeasures:
-    """Computes the measures over groups given in the order of their positions; empty groups are left out of them.
+    """Computes the measures over groups in the order of their positions, leaving out empty groups.
 
     Raises:
-        ValueError: There are no groups at all.
+        ValueError: There are no groups.
     """
     if not scores:
         raise ValueError("scores: expected at least one position group, got none")
@@ -147,15 +151,15 @@ def from_entry(grouping: Grouping, entry: Mapping[str, Any]) -> dict[str, GroupS
     """Reads the groups from the flat scores of an MTEB result.
 
     Raises:
-        ValueError: The entry has no such groups.
+        ValueError: The entry does not hold these groups.
     """
     scores = {}
     for name in grouping.groups:
         score_key, n_key = f"{name}_{SCORE}", f"{name}_n"
         if n_key not in entry or score_key not in entry:
             raise ValueError(
-                f"entry: expected the scores {score_key!r} and {n_key!r}; this result is of another task, or of "
-                "another version of it"
+                f"entry: expected the scores {score_key!r} and {n_key!r}; the result belongs to another task, or to "
+                "another version of the task"
             )
         scores[name] = GroupScore(n=int(entry[n_key]), mean=entry[score_key])
     return scores

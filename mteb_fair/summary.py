@@ -1,4 +1,4 @@
-"""Position measures of MTEB results as a table: one row per model, task, language and length class."""
+"""`summarize`: the position measures of MTEB's results as a table, one row per task, subset and length class."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 import pandas as pd
 from mteb.results import TaskResult
 
-from mteb_fair.posir import PosIR
-from mteb_fair.registry import TASKS
 from mteb_fair.scores import SCORE, Grouping, from_entry, measure_groups, pool_groups
+from mteb_fair.tasks import TASKS, PosIR
 
 COLUMNS = ("task", "split", "subset", "length", "n", SCORE, "psi", "harmonic_mean", "slope")
 
 
 def groupings_of(task_name: str) -> tuple[Grouping, ...]:
-    """Returns the position groups of a task, also of one on local or selected data; none where it is not ours."""
+    """Returns the position groups of a task by its name, also of one on local or selected data; () for other tasks."""
     # The longest name first: PosIRCrossLingual starts with PosIR.
     for name in sorted(TASKS, key=len, reverse=True):
         if task_name == name or task_name.startswith(f"{name}-"):
@@ -25,14 +24,18 @@ def groupings_of(task_name: str) -> tuple[Grouping, ...]:
 
 
 def summarize(results: Iterable[TaskResult], *, pool_subsets: bool = False) -> pd.DataFrame:
-    """Returns the measures of task results as a table with the columns `COLUMNS`.
+    """Returns the position measures of task results as a table with the columns `COLUMNS`.
 
-    The score of a length class of PosIR is the mean of its position bins, as published; the first row of a task is over
-    all lengths, and its score is the mean over queries, MTEB's own. Tasks without positions have that row alone.
+    The first row of a task covers all document lengths, and its score is MTEB's own, the mean over queries. PosIR has
+    further rows for its length classes, whose score is the mean over position bins, as published. Tasks without
+    positions have a score alone.
 
     Args:
-        results: Such as ``mteb.evaluate(...).task_results``.
+        results: The results, such as ``mteb.evaluate(...).task_results``.
         pool_subsets: Whether the queries of all languages are counted together, as one subset "all".
+
+    Returns:
+        The table. What is undefined, such as the PSI of a task without positions, is missing.
     """
     rows: list[dict[str, Any]] = []
     for result in results:

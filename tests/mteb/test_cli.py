@@ -10,7 +10,7 @@ import mteb
 import pytest
 from mteb.models.model_implementations import MODEL_REGISTRY
 
-from fair_calibration import FairConfig
+from fair_calibration import EvenChunks, FairConfig
 from mteb_fair.cli import build_parser, choose_model, main, task_names
 from mteb_fair.registry import register
 from tests.mteb.layouts import write_fineweb
@@ -35,16 +35,22 @@ class TestChoice:
     def test_a_name_of_mteb_is_mtebs_model(self) -> None:
         assert choose("-m", "BAAI/bge-m3") == "BAAI/bge-m3"
 
-    def test_a_registered_setting(self) -> None:
-        name = "mteb_fair/BAAI__bge-m3@strength=0.5"
+    @pytest.mark.parametrize("settings", ["strength=0.5", "strength=0.3,layers=at3+4", "even_chunks,strength=1.0"])
+    def test_a_name_with_settings(self, settings: str) -> None:
+        name = f"mteb_fair/BAAI__bge-m3@{settings}"
+        MODEL_REGISTRY.pop(name, None)
         assert choose("-m", name) == name
+        assert MODEL_REGISTRY[name].adapted_from == "BAAI/bge-m3"
 
     @pytest.mark.parametrize(
         ("arguments", "settings"),
         [
             (["--strength", "0.3"], "strength=0.3"),
-            (["--preset", "full"], "strength=1.0,isolated_share=equal"),
-            (["--preset", "full", "--strength", "0.5"], "strength=0.5,isolated_share=equal"),
+            (["--config", "full"], "strength=1.0,isolated_share=equal"),
+            (["--config", '{"min_content": 64, "strength": 1}'], "strength=1.0,min_content=64"),
+            (["--config", "even_chunks", "--chunk-size", "64"], "even_chunks,strength=1.0,chunk_size=64"),
+            (["--chunk-size", "64", "--ridge", "0.1"], "even_chunks,strength=1.0,chunk_size=64,ridge=0.1"),
+            (["--config", "full", "--strength", "0.5"], "strength=0.5,isolated_share=equal"),
             (["--layers", "6"], "strength=0.5,layers=6"),
             (["--layers", "0.25"], "strength=0.5,layers=0.25"),
             (["--layers", "all", "--basket-size", "64"], "strength=0.5,basket_size=64,layers=all"),
@@ -65,11 +71,13 @@ class TestChoice:
         ("arguments", "message"),
         [
             ([], "--model: expected a name or a folder, got none"),
-            (["-m", "mteb_fair/BAAI__bge-m4@strength=0.5"], r"nearest names are .*mteb_fair/BAAI__bge-m3@strength=0.5"),
-            (["-m", "./nowhere"], "neither a folder nor a registered model"),
+            (["-m", "mteb_fair/BAAI__bge-m4@strength=0.5"], r"nearest names that MTEB knows are .*BAAI/bge-m3"),
+            (["-m", "./nowhere"], "'./nowhere' is neither a folder nor the name of a model"),
             (["-m", "bge-m3"], "nearest names are .*'BAAI/bge-m3'"),
             (["-m", "mteb_fair/BAAI__bge-m3@strength=0.5", "--strength", "1"], "has its settings in its name"),
-            (["-m", "BAAI/bge-m3", "--strength", "7"], r"strength: expected a number in \[0, 1\], got 7.0"),
+            (["-m", "BAAI/bge-m3", "--strength", "7"], r"strength: expected a number in \[0, 1\], got 7"),
+            (["-m", "BAAI/bge-m3", "--config", "half"], "config: expected the name of a preset"),
+            (["-m", "mteb_fair/BAAI__bge-m3@strength=0.5,x=1"], r"unknown FairConfig settings \['x'\]"),
             (["-m", "BAAI/bge-m3", "--layers", "many"], r"layers: expected one of \['all'\], got 'many'"),
         ],
     )
@@ -79,7 +87,15 @@ class TestChoice:
 
     def test_all_settings_have_a_flag(self) -> None:
         args = build_parser().parse_args(["run"])
-        assert {name for name in FairConfig().to_dict() if not hasattr(args, name)} == set()
+        for settings in (FairConfig(), EvenChunks()):
+            assert {name for name in settings.to_dict() if not hasattr(args, name)} == set()
+
+    def test_flags_are_described(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            build_parser().parse_args(["run", "--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert "--basket-size BASKET_SIZE" in text
+        assert "--ridge RIDGE A number above 0: how much the mean of the parts is preferred" in text
 
 
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +116,10 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
             ["-m", "BAAI/bge-m3", "-b", "PositionFare"],
             "'PositionFare' is unknown; the nearest names are ['PositionFair'",
         ),
-        (["-m", "BAAI/bge-m4", "-t", "PositionDemoRetrieval"], "'BAAI/bge-m4' is no folder, and could not be loaded"),
+        (
+            ["-m", "BAAI/bge-m4", "-t", "PositionDemoRetrieval"],
+            "'BAAI/bge-m4' is not a folder, and could not be loaded",
+        ),
         (["-m", "BAAI/bge-m3", "--model-revision", "abc"], "--model-revision: MTEB has 'BAAI/bge-m3' at 5617"),
         (
             ["-m", "BAAI/bge-m3", "-t", "FineWeb-PosQ", "--languages", "fra"],
@@ -115,6 +134,24 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
             ["-m", "BAAI/bge-m3", "-t", "FineWeb-PosQ", "--domains", "law"],
             "domains: only PosIR and PosIRCrossLingual have",
         ),
+        (
+            ["-m", "BAAI/bge-m3", "-t", "PosIR", "--batch-size", "0"],
+            "--batch-size: expected an integer of at least 1, got 0",
+        ),
+        (
+            ["-m", "BAAI/bge-m3", "-t", "PosIR", "--co2-tracker"],
+            "--co2-tracker: the package codecarbon is not installed; pip install",
+        ),
+        (
+            ["-m", "BAAI/bge-m3", "-t", "PosIR", "--data-folder", "no/where"],
+            "--data-folder: there is no folder 'no/where'",
+        ),
+        (
+            ["-m", "BAAI/bge-m3", "-t", "PosIR", "--prediction-folder", __file__],
+            "--prediction-folder: expected a folder, ",
+        ),
+        (["-m", "BAAI/bge-m3", "-t", "PosIR", "--max-seq-length", "0"], "max_seq_length: expected an integer of at"),
+        (["-m", "./nope", "-t", "PosIR"], "--model: './nope' is neither a folder nor the name of a model"),
         (
             ["-m", "BAAI/bge-m3", "-b", "PositionFair", "--domains", "law"],
             "--domains: expected PosIR or PosIRCrossLingual",
@@ -157,6 +194,46 @@ def test_what_is_wrong_with_data_is_one_line(
     assert "row 0: expected places among" in last
 
 
+def test_wrong_columns_are_one_line(
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path))  # restored afterwards
+    (tmp_path / "FineWeb-PosQ").mkdir()
+    (tmp_path / "FineWeb-PosQ" / "a.jsonl").write_text('{"question": "q", "text": "t"}\n')
+    arguments = ["-m", str(tiny_path), "-t", "FineWeb-PosQ", "--output-folder", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as stop:
+        main(["run", *arguments, "--no-co2-tracker"])
+    assert stop.value.code == 2
+    assert "['content', 'span_class'] are not in ['question', 'text']" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (
+            KeyboardInterrupt(),
+            130,
+            "mteb_fair: interrupted; finished results are kept in out, and the same command resumes",
+        ),
+        (RuntimeError("no\nGPU"), 2, "mteb_fair: error: RuntimeError: no GPU (-v 3 shows where)"),
+    ],
+)
+def test_what_happens_in_mteb_is_one_line(
+    error: BaseException, status: int, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("mteb.get_model", fail)
+    arguments = ["run", "-m", "BAAI/bge-m3", "-t", "PositionDemoRetrieval", "--output-folder", "out"]
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == status
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    with pytest.raises(type(error) if status == 2 else SystemExit):
+        main([*arguments, "-v", "3"])
+
+
 def test_nearest_names_of_available_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["available-tasks", "-t", "posir"])
@@ -191,3 +268,23 @@ def test_the_demo_task_and_local_data_in_a_process(tiny_path: Path, tmp_path: Pa
     assert meta["experiment_kwargs"]["basket_size"] == 16
     (path,) = (tmp_path / "out").rglob("FineWeb-PosQ-local-*.json")
     assert json.loads(path.read_text())["scores"]["test"][0]["end_n"] == 1
+    header, *rows = process.stdout.splitlines()
+    assert header.split() == ["task", "split", "subset", "length", "n", "ndcg_at_10", "psi", "harmonic_mean", "slope"]
+    assert [row.split()[0] for row in rows[:2]] == ["PositionDemoRetrieval", path.stem]
+    assert str(path.relative_to(tmp_path)) in process.stdout
+    assert rows[-1] == "next: the same command with --strength 0 evaluates the plain model, to compare with."
+    assert "Traceback" not in process.stderr
+    assert "Warning" not in process.stderr
+
+
+def test_other_models_of_the_name_in_the_results(
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "mteb")  # which `mteb run` changes; restored afterwards
+    other = tmp_path / "results" / f"mteb_fair__local__{tiny_path.name}@strength=0.25" / "0123456789abcdef"
+    other.mkdir(parents=True)
+    arguments = ["-m", str(tiny_path), "-t", "PositionDemoRetrieval", "--output-folder", str(tmp_path)]
+    assert main(["run", *arguments, "--strength", "0.25", "--no-co2-tracker"]) == 0
+    printed = capsys.readouterr().err
+    assert "holds 2 different models of this name (" in printed
+    assert "0123456789abcdef" in printed

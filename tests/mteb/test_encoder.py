@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from mteb.models import EncoderProtocol, SearchProtocol
+from mteb.models import CompressionWrapper, EncoderProtocol, SearchProtocol
 from mteb.models.model_implementations import MODEL_REGISTRY
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
-from mteb.types import PromptType
+from mteb.types import OutputDType, PromptType
 from sentence_transformers import SentenceTransformer
 from torch.utils.data import DataLoader
 
 import mteb_fair
-from fair_calibration import PRESETS, FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration import PRESETS, EvenChunks, FairConfig, FairSentenceTransformer, calibrate
+from fair_indexing.encode import encode_texts
 from mteb_fair import FairEncoder, PositionDemoRetrieval
 from tests.core.tiny_models import documents
 
@@ -51,18 +52,21 @@ class TestVectors:
         assert not isinstance(encoder, SearchProtocol)
 
     def test_queries_are_those_of_the_base_to_the_bit(self, base: SentenceTransformer) -> None:
-        plain = encode(SentenceTransformerEncoderWrapper(base), "query")
-        assert np.array_equal(encode(FairEncoder(base, **SHARP), "query"), plain)
+        vectors = encode(FairEncoder(base, **SHARP), "query")
+        assert np.array_equal(vectors, encode_texts(base, TEXTS, task="query", normalize=False))
+        np.testing.assert_allclose(vectors, encode(SentenceTransformerEncoderWrapper(base), "query"), atol=1e-6)
 
     @pytest.mark.parametrize("kind", ["query", "document", None])
     def test_strength_0_is_the_base_to_the_bit(self, base: SentenceTransformer, kind: str | None) -> None:
         plain = encode(SentenceTransformerEncoderWrapper(base), kind)
-        assert np.array_equal(encode(FairEncoder(base, strength=0), kind), plain)
+        vectors = encode(FairEncoder(base, strength=0), kind)
+        assert np.array_equal(vectors, encode_texts(base, TEXTS, task=kind, normalize=False))  # type: ignore[arg-type]
+        np.testing.assert_allclose(vectors, plain, atol=1e-6)
 
     def test_documents_are_calibrated(self, base: SentenceTransformer) -> None:
         config = FairConfig(**SHARP)
         vectors = encode(FairEncoder(base, config=config), "document")
-        assert np.array_equal(vectors, calibrate(base, config).encode_document(TEXTS))
+        np.testing.assert_allclose(vectors, calibrate(base, config).encode_document(TEXTS), atol=1e-6)
         plain = encode(SentenceTransformerEncoderWrapper(base), "document")
         changed = ~np.isclose(vectors, plain, atol=1e-6).all(axis=1)
         assert changed.tolist() == [False, True, True, True, True]  # three words are less than a basket
@@ -74,7 +78,8 @@ class TestVectors:
             encoder = FairEncoder(base, **SHARP)
             calibrated = encode(encoder, None, task=sts)
             encode(encoder, None, task=sts)
-            assert np.array_equal(encode(FairEncoder(base, **SHARP, calibrate_untyped=False), None, task=sts), plain)
+            untyped = encode(FairEncoder(base, **SHARP, calibrate_untyped=False), None, task=sts)
+            np.testing.assert_allclose(untyped, plain, atol=1e-6)
         assert not np.allclose(calibrated, plain, atol=1e-6)
         said = [record.getMessage() for record in caplog.records if record.name == "mteb_fair"]
         assert said == [
@@ -91,17 +96,65 @@ class TestVectors:
 
     def test_bad_vectors_are_named(self, base: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
         encoder = FairEncoder(base)
-        bad = np.ones((5, 4), dtype=np.float32)
-        bad[1, 2], bad[4, 0] = np.nan, np.inf
-        monkeypatch.setattr(encoder._wrapper, "encode", lambda *_, **__: bad)
-        with pytest.raises(ValueError, match=r"Retrieval, default: 2 of 5 document vectors .* positions \[1, 4\] of"):
+        forward = FairSentenceTransformer.forward
+
+        def broken(self: FairSentenceTransformer, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            output = forward(self, *args, **kwargs)
+            output["sentence_embedding"][0, 0] = np.nan  # of the longest text, the first of its batch
+            return output
+
+        monkeypatch.setattr(FairSentenceTransformer, "forward", broken)
+        with pytest.raises(ValueError, match=r"Retrieval, default: .* NaN or infinite values \(document '2'.*float32"):
             encode(encoder, "document")
-        monkeypatch.setattr(encoder._wrapper, "encode", lambda *_, **__: torch.tensor(bad))
-        with pytest.raises(ValueError, match=r"positions \[1, 4\]"):
+        with pytest.raises(ValueError, match=r"NaN or infinite values \(query '2'"):
             encode(encoder, "query")
 
-    def test_quantized_vectors_pass(self, base: SentenceTransformer) -> None:
-        assert encode(FairEncoder(base), "document", precision="int8").dtype == np.int8
+    @pytest.mark.parametrize("precision", ["int8", "uint8", "binary"])
+    def test_precisions_that_cannot_be_scored(self, base: SentenceTransformer, precision: str, tmp_path: Path) -> None:
+        encoder = FairEncoder(base)
+        with pytest.raises(ValueError, match=rf"precision='{precision}' .* evaluate mteb.models.CompressionWrapper"):
+            mteb.evaluate(
+                encoder,
+                PositionDemoRetrieval(),
+                cache=mteb.ResultCache(tmp_path),
+                encode_kwargs={"precision": precision},  # type: ignore[typeddict-unknown-key]
+                show_progress_bar=False,
+            )
+        assert encoder.counts.documents == 0
+
+    def test_compressed_results_stay_apart(self, base: SentenceTransformer, tmp_path: Path) -> None:
+        """The remedy that the message names: scored, and kept apart from results that are not compressed."""
+        cache, task = mteb.ResultCache(tmp_path), PositionDemoRetrieval()
+        scores, names = [], []
+        for output in (None, OutputDType.INT8, OutputDType.BINARY):
+            encoder = FairEncoder(base)
+            model = encoder if output is None else CompressionWrapper(encoder, output)
+            result = mteb.evaluate(model, task, cache=cache, show_progress_bar=False)
+            scores.append(result.task_results[0].get_score())
+            names.append(encoder.mteb_model_meta.name)
+        assert names[1:] == [f"{names[0]},output_dtypes=int8", f"{names[0]},output_dtypes=binary"]
+        assert len(set(scores)) == 3
+
+    def test_encode_options(self, base: SentenceTransformer) -> None:
+        encoder = FairEncoder(base)
+        vectors = encode(encoder, "document")
+        np.testing.assert_allclose(encode(encoder, "document", batch_size=1), vectors, atol=3e-6)
+        np.testing.assert_allclose(encode(encoder, "document", tokens_per_batch=64), vectors, atol=3e-6)
+        assert np.array_equal(encode(encoder, "document", precision="float32", convert_to_numpy=True), vectors)
+        assert np.array_equal(encode(encoder, "document", convert_to_tensor=True), vectors)
+        assert encode(encoder, "document", texts=[]).shape == (0, 32)
+        with pytest.raises(ValueError, match="batch_size: expected an integer of at least 1, got 0"):
+            encode(encoder, "document", batch_size=0)
+        with pytest.raises(TypeError, match=r"encode_kwargs: 'batchsize' is not supported, only \['batch_size'"):
+            encode(encoder, "document", batchsize=3)
+
+    def test_a_default_prompt_for_queries(self, base: SentenceTransformer) -> None:
+        base.default_prompt_name = "query"
+        sts = TASK.model_copy(update={"name": "Some other STS", "type": "STS"})
+        base.prompts = {"query": "ba du ", "document": "ko "}
+        expected = calibrate(base, FairConfig(**SHARP)).encode(TEXTS)
+        np.testing.assert_allclose(encode(FairEncoder(base, **SHARP), None, task=sts), expected, atol=2e-6)
+        np.testing.assert_allclose(expected, base.encode(TEXTS), atol=2e-6)
 
     @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
     def test_similarity_is_the_models(self, base: SentenceTransformer, similarity: str) -> None:
@@ -114,6 +167,37 @@ class TestVectors:
 
 
 class TestIdentity:
+    def test_repr(self, tiny_path: Path) -> None:
+        encoder = FairEncoder(tiny_path, strength=0.3, device="cpu")
+        name = f"mteb_fair/local__{tiny_path.name}@strength=0.3"
+        assert repr(encoder) == f"FairEncoder('{name}', max_seq_length=128, device='cpu')"
+
+    @pytest.mark.parametrize("folders", [("run0/final", "run1/final"), ("a/checkpoint-500", "b/checkpoint-500")])
+    def test_folders_of_one_last_name(self, tiny_path: Path, tmp_path: Path, folders: tuple[str, str]) -> None:
+        names = []
+        for folder in folders:
+            shutil.copytree(tiny_path, tmp_path / folder)
+            names.append(FairEncoder(tmp_path / folder).mteb_model_meta.name)
+        assert names == [f"mteb_fair/local__{folder.replace('/', '-')}@strength=0.5" for folder in folders]
+
+    def test_two_models_of_one_name_are_warned_about(
+        self, base: SentenceTransformer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING, "mteb_fair"):
+            FairEncoder(base, base_name="me/twice")
+            FairEncoder(base, base_name="me/twice")
+            assert caplog.text == ""
+            with torch.no_grad():
+                next(base.parameters()).mul_(2)
+            FairEncoder(base, base_name="me/twice")
+        assert "mteb_fair/me__twice@strength=0.5 is the name of two different models" in caplog.text
+
+    def test_quantized_weights(self, base: SentenceTransformer) -> None:
+        int8 = torch.ao.quantization.quantize_dynamic(base, {torch.nn.Linear})
+        metas = [FairEncoder(model).mteb_model_meta for model in (base, int8, int8)]
+        assert metas[0].revision != metas[1].revision
+        assert metas[1].revision == metas[2].revision
+
     def test_metadata(self, tiny_path: Path) -> None:
         meta = FairEncoder(tiny_path, strength=0.3, calibrate_untyped=False).mteb_model_meta
         assert meta.name == f"mteb_fair/local__{tiny_path.name}@strength=0.3,calibrate_untyped=False"
@@ -268,6 +352,7 @@ def test_what_mteb_loads_a_name_with(tiny_path: Path, monkeypatch: pytest.Monkey
         return FairSentenceTransformer(str(tiny_path), device="cpu")
 
     monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", load)
+    monkeypatch.setattr("mteb_fair.loading._check_available", lambda *_: None)
     name = "Alibaba-NLP/gte-multilingual-base"
     revision = mteb.get_model_meta(name).revision
     encoder = FairEncoder(name)
@@ -277,9 +362,9 @@ def test_what_mteb_loads_a_name_with(tiny_path: Path, monkeypatch: pytest.Monkey
     assert meta.loader_kwargs["trust_remote_code"] is True
     FairEncoder(name, "a" * 40, trust_remote_code=False)
     assert calls.pop() == (name, {"revision": "a" * 40, "device": None, "trust_remote_code": False})
-    mteb_fair.register()
-    mteb.get_model(f"mteb_fair/{name.replace('/', '__')}@strength=0.5", device="cpu")
-    assert calls.pop() == (name, {"revision": revision, "device": "cpu", "trust_remote_code": True})
+    mteb.get_model(mteb_fair.register_model(f"mteb_fair/{name.replace('/', '__')}@strength=0.5"), device="cpu")
+    settings = {"config": FairConfig(), "trust_remote_code": True}
+    assert calls.pop() == (name, {"revision": revision, "device": "cpu", **settings})
     options = {"dtype": "float32"}
     listed = mteb.get_model_meta(name).model_copy(update={"loader_kwargs": {"model_kwargs": options, "fp_options": 1}})
     monkeypatch.setitem(MODEL_REGISTRY, name, listed)
@@ -295,6 +380,7 @@ def test_a_branch_that_moves_is_another_revision(tiny_path: Path, monkeypatch: p
 
     revisions: list[str] = []
     monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", load)
+    monkeypatch.setattr("mteb_fair.loading._check_available", lambda *_: None)
     metas = []
     for commit in ("1" * 40, "2" * 40):
         monkeypatch.setattr("huggingface_hub.model_info", lambda *_, sha=commit, **__: SimpleNamespace(sha=sha))
@@ -307,6 +393,7 @@ def test_a_hub_model_by_another_name(tiny_path: Path, monkeypatch: pytest.Monkey
         return FairSentenceTransformer(str(tiny_path), device="cpu")
 
     monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", load)
+    monkeypatch.setattr("mteb_fair.loading._check_available", lambda *_: None)
     encoder = FairEncoder("intfloat/multilingual-e5-small", base_name="me/e5")
     assert encoder.model.prompts == {"query": "query: ", "document": "passage: "}
     assert encoder.mteb_model_meta.name == "mteb_fair/me__e5@strength=0.5"
@@ -322,7 +409,7 @@ def test_a_registered_folder_that_is_overwritten(tiny_path: Path, tmp_path: Path
     with torch.no_grad():
         next(model.parameters()).mul_(2)
     model.save_pretrained(str(folder))
-    with pytest.raises(ValueError, match=r"checkpoint was registered at .*, and is another model by now"):
+    with pytest.raises(ValueError, match=r"checkpoint was registered at the revision .*, but holds another model now"):
         mteb.get_model(name)
     del MODEL_REGISTRY[name]
 
@@ -335,7 +422,7 @@ def test_all_kinds_of_tasks(tiny_path: Path) -> None:
 
 class TestErrors:
     def test_unknown_names(self) -> None:
-        with pytest.raises(ValueError, match=r"'BAAI/bge-m4' is no folder, .* MTEB knows are .*'BAAI/bge-m3'"):
+        with pytest.raises(ValueError, match=r"'BAAI/bge-m4' is not a folder, .* MTEB knows are .*'BAAI/bge-m3'"):
             FairEncoder("BAAI/bge-m4")
 
     def test_not_a_model(self) -> None:
@@ -343,8 +430,37 @@ class TestErrors:
             FairEncoder(3)  # type: ignore[arg-type]
 
     def test_config_and_settings(self, tiny_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"got both a config and \['strength'\]"):
-            FairEncoder(tiny_path, config=FairConfig(), strength=0.5)
+        encoder = FairEncoder(tiny_path, config="full", strength=0.75)
+        assert encoder.fair_config == FairConfig(strength=0.75, isolated_share="equal")
+        with pytest.raises(
+            TypeError, match="chunk_size: a setting of EvenChunks, but the settings here are a FairConf"
+        ):
+            FairEncoder(tiny_path, chunk_size=16)
+        with pytest.raises(ValueError, match="config: expected the name of a preset"):
+            FairEncoder(tiny_path, config="half")
+
+    @pytest.mark.parametrize(
+        ("name", "nearest"),
+        [("strenght", "strength"), ("max_seq_len", "max_seq_length"), ("model_kwarg", "model_kwargs")],
+    )
+    def test_misspelt_arguments(self, name: str, nearest: str) -> None:
+        with pytest.raises(TypeError, match=f"{name}: not an argument of FairEncoder.*; did you mean '{nearest}'?"):
+            FairEncoder("BAAI/bge-m3", **{name: 1})
+
+    @pytest.mark.parametrize("name", ["./nope", "/no/where", "../nope/final", "a/b/c", "~/models/x"])
+    def test_paths_that_do_not_exist(self, name: str) -> None:
+        with pytest.raises(ValueError, match=f"there is no folder '{name}', and it cannot be the name of a model"):
+            FairEncoder(name)
+
+    def test_a_hub_model_that_cannot_be_reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is asked for once, since the loading of every file is tried again for 23 s."""
+        monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", None)
+        with pytest.raises(ValueError, match="'BAAI/bge-m3' is not a folder, and could not be loaded by that name"):
+            FairEncoder("BAAI/bge-m3")
+
+    def test_more_tokens_than_the_model_has_positions(self, tiny_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"max_seq_length: the model has positions for 130 tokens, got 1024"):
+            FairEncoder(tiny_path, max_seq_length=1024)
 
     def test_bad_settings(self, tiny_path: Path, base: SentenceTransformer) -> None:
         with pytest.raises(ValueError, match=r"strength: expected a number in \[0, 1\], got 2"):
@@ -360,11 +476,13 @@ class TestErrors:
 
 
 def test_even_chunks(base: SentenceTransformer) -> None:
-    with pytest.raises(ValueError, match=r"chunk_size: chunks of 128 tokens, .* do not fit into max_seq_length=128"):
+    with pytest.raises(ValueError, match=r"chunk_size: .*128"):
         FairEncoder(base, config=PRESETS["even_chunks"])
-    config = PRESETS["even_chunks"].updated(chunk_size=16)
-    encoder = FairEncoder(base, config=config)
-    assert "chunk_size=16" in str(encoder.mteb_model_meta.name)
+    assert FairEncoder(base, config="even_chunks", max_seq_length=130).model.max_seq_length == 130
+    config = EvenChunks(chunk_size=16)
+    encoder = FairEncoder(base, config="even_chunks", chunk_size=16)
+    assert encoder.fair_config == config
+    assert str(encoder.mteb_model_meta.name).endswith("@even_chunks,strength=1.0,chunk_size=16")
     expected = calibrate(base, config).encode_document(TEXTS)
     np.testing.assert_allclose(encode(encoder, "document"), expected, atol=2e-6)
     np.testing.assert_allclose(encode(encoder, "query"), base.encode_query(TEXTS), atol=2e-6)

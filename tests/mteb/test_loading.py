@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from mteb_fair.loading import UnknownModelError, commit_of, load_base, revision_of
+from mteb_fair.loading import UnknownModelError, commit_of, load_base, local_name, revision_of
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ class TestCommits:
     def test_the_hub_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = []
 
-        def model_info(name: str, revision: str | None) -> SimpleNamespace:
-            asked.append((name, revision))
+        def model_info(name: str, revision: str | None, token: object) -> SimpleNamespace:
+            asked.append((name, revision, token))
             return SimpleNamespace(sha=self.COMMIT)
 
         monkeypatch.setattr("huggingface_hub.model_info", model_info)
         assert commit_of("org/model", None) == commit_of("org/model", "main") == self.COMMIT
-        assert asked == [("org/model", None), ("org/model", "main")]
+        assert asked == [("org/model", None, None), ("org/model", "main", None)]
 
     def test_offline_the_cache_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         # The layout of the hub's cache.
@@ -67,11 +67,13 @@ class TestCommits:
         (model / "refs" / "main").write_text(self.COMMIT)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
         assert commit_of("org/model", None) == self.COMMIT
-        with pytest.raises(UnknownModelError, match="'org/other' is no folder, and could not be loaded by that name"):
+        with pytest.raises(
+            UnknownModelError, match="'org/other' is not a folder, and could not be loaded by that name"
+        ):
             commit_of("org/other", None)
 
     def test_what_cannot_be_a_name(self) -> None:
-        with pytest.raises(UnknownModelError, match="'a/b/c' is no folder"):
+        with pytest.raises(UnknownModelError, match="there is no folder 'a/b/c', and it cannot be"):
             commit_of("a/b/c", None)
 
 
@@ -79,3 +81,18 @@ def test_a_name_that_mteb_knows_is_not_said_to_be_near_itself() -> None:
     with pytest.raises(UnknownModelError, match="could not be loaded by that name") as error:
         load_base("BAAI/bge-m3", None, "cpu", {})
     assert "nearest" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("/models/my-model", "my-model"),
+        ("/runs/run1/final", "run1-final"),
+        ("/runs/run1/checkpoints/checkpoint-500", "run1-checkpoints-checkpoint-500"),
+        ("/runs/run1/500", "run1-500"),
+        ("/final", "final"),
+        ("/models/finalist", "finalist"),
+    ],
+)
+def test_names_of_folders(folder: str, name: str) -> None:
+    assert local_name(folder) == f"local/{name}"

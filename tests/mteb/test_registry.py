@@ -13,7 +13,8 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 import mteb_fair
 from fair_calibration import PRESETS, FairConfig, FairSentenceTransformer
 from mteb_fair import FairEncoder, Variant
-from mteb_fair.registry import BASE_MODELS, REGISTERED, TASKS, build_benchmark
+from mteb_fair.registry import build_benchmark
+from mteb_fair.tasks import TASKS
 from tests.mteb.layouts import write_posir
 
 
@@ -30,8 +31,7 @@ assert not [name for name in MODEL_REGISTRY if name.startswith("mteb_fair/")]
 n_models, n_tasks, n_benchmarks = len(MODEL_REGISTRY), len(mteb.get_tasks()), len(mteb.get_benchmarks())
 mteb_fair.register()
 mteb_fair.register()
-from mteb_fair.registry import BASE_MODELS, REGISTERED
-assert len(MODEL_REGISTRY) == n_models + len(BASE_MODELS) * len(REGISTERED)
+assert len(MODEL_REGISTRY) == n_models
 assert len(mteb.get_tasks()) == n_tasks + 5
 assert len(mteb.get_benchmarks()) == n_benchmarks + 1
 """
@@ -39,25 +39,34 @@ assert len(mteb.get_benchmarks()) == n_benchmarks + 1
 
 
 class TestModels:
-    def test_every_model_in_every_setting(self) -> None:
-        for base in BASE_MODELS:
-            for config in REGISTERED:
-                meta = mteb.get_model_meta(f"mteb_fair/{mteb_fair.Variant(base_name=base, config=config).name[10:]}")
-                assert meta.adapted_from == base
-                assert meta.experiment_kwargs is not None
-                assert meta.experiment_kwargs["strength"] == config.strength
+    @pytest.mark.parametrize("preset", [None, *sorted(PRESETS)])
+    def test_names_of_variants(self, preset: str | None) -> None:
+        config = FairConfig(strength=0) if preset is None else PRESETS[preset]
+        name = Variant(base_name="BAAI/bge-m3", config=config).name
+        assert mteb_fair.register_model("BAAI/bge-m3", config=config) == name
+        first = MODEL_REGISTRY.pop(name)
+        assert mteb_fair.register_model(name) == name
+        meta = mteb.get_model_meta(name)
+        assert meta.adapted_from == "BAAI/bge-m3"
+        assert meta.experiment_kwargs is not None
+        assert meta.experiment_kwargs["strength"] == config.strength
+        assert (meta.revision, meta.experiment_kwargs) == (first.revision, first.experiment_kwargs)
+        with pytest.raises(ValueError, match="holds its settings; give the base model"):
+            mteb_fair.register_model(name, strength=0.5)
+
+    def test_single_settings(self) -> None:
+        name = mteb_fair.register_model("BAAI/bge-m3", config="full", strength=0.75, max_seq_length=512)
+        assert name == "mteb_fair/BAAI__bge-m3@strength=0.75,isolated_share=equal,max_seq_length=512"
+        assert mteb_fair.register_model("BAAI/bge-m3", config="even_chunks").endswith("@even_chunks,strength=1.0")
 
     def test_facts_are_those_of_the_base(self) -> None:
         base = mteb.get_model_meta("BAAI/bge-m3")
-        meta = mteb.get_model_meta("mteb_fair/BAAI__bge-m3@strength=0.5")
+        meta = mteb.get_model_meta(mteb_fair.register_model("mteb_fair/BAAI__bge-m3@strength=0.5"))
         for name in ("revision", "languages", "n_parameters", "license", "training_datasets", "similarity_fn_name"):
             assert getattr(meta, name) == getattr(base, name)
         assert base.name == "BAAI/bge-m3"  # MTEB's own stays
         assert base.experiment_kwargs is None
         assert meta.get_training_datasets() == base.get_training_datasets()
-
-    def test_presets_are_there(self) -> None:
-        assert set(PRESETS.values()) < set(REGISTERED)
 
     def test_loading_by_name(self, tiny_path: Path, tmp_path: Path) -> None:
         config = FairConfig(strength=0.25, layers=(1, 2))
@@ -94,8 +103,7 @@ class TestModels:
         assert mteb.get_model(own).fair_config == FairConfig(min_content=5)
         assert mteb.get_model(own, basket_size=16).fair_config == FairConfig(min_content=5, basket_size=16)
         assert mteb.get_model(own, config=FairConfig(strength=1)).fair_config == FairConfig(strength=1)
-        with pytest.raises(ValueError, match=r"got both a config and \['basket_size'\]"):
-            mteb.get_model(own, config=FairConfig(), basket_size=16)
+        assert mteb.get_model(own, config=FairConfig(), basket_size=16).fair_config == FairConfig(basket_size=16)
 
     def test_other_models_of_the_name(self, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         name = mteb_fair.register_model(tiny_path, base_name="tests/other")
@@ -106,13 +114,6 @@ class TestModels:
         with pytest.raises(ValueError, match=f"{name}' is registered for tests/other at the revision abc, now"):
             mteb_fair.register_model(tiny_path, base_name="tests/other")
         assert MODEL_REGISTRY[name].revision == "abc"
-
-    def test_registering_again_keeps_what_is_there(self, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        name = "mteb_fair/BAAI__bge-m3@strength=0.5"
-        monkeypatch.delitem(MODEL_REGISTRY, name)
-        mteb_fair.register_model(tiny_path, base_name="BAAI/bge-m3")
-        mteb_fair.register()
-        assert MODEL_REGISTRY[name].loader_kwargs["base_model"] == str(tiny_path)
 
     def test_revisions(self, tiny_path: Path) -> None:
         first, second = "a" * 40, "b" * 40
@@ -143,7 +144,9 @@ class TestModels:
         del MODEL_REGISTRY[name]
 
     def test_a_name_that_nobody_knows(self) -> None:
-        with pytest.raises(ValueError, match="'someone/some-model' is no folder, and could not be loaded by that name"):
+        with pytest.raises(
+            ValueError, match="'someone/some-model' is not a folder, and could not be loaded by that name"
+        ):
             mteb_fair.register_model("someone/some-model")
 
     def test_what_the_model_has_anyway_is_said(self, tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -153,7 +156,7 @@ class TestModels:
         with caplog.at_level("WARNING", "mteb_fair"):
             FairEncoder(tiny_path, base_name="org/model").mteb_model_meta = meta
         assert (
-            "max_seq_length=128 has what its model has anyway: it is mteb_fair/org__model@strength=0.5 by"
+            "max_seq_length=128 names a value that its base model has by itself, so its results are kept under"
             in caplog.text
         )
 

@@ -1,4 +1,4 @@
-"""SQuAD-PosQ: the questions of SQuAD v2, grouped by the character at which their answer starts."""
+"""SQuAD-PosQ: the questions of SQuAD v2, grouped by the character at which the answer starts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mteb_fair.position_data import PositionData
-from mteb_fair.position_task import PositionTask, build_metadata
 from mteb_fair.scores import Grouping
-from mteb_fair.sources import check_id, check_numbers, data_files, read_rows
+from mteb_fair.tasks.position_task import PositionTask, build_metadata
+from mteb_fair.tasks.sources import check_id, check_numbers, data_files, read_rows
+from mteb_fair.tasks.task_data import PositionData
 
 EDGES = (0, 100, 200, 300, 400, 500)
 GROUPS = tuple(f"{edge}+" for edge in EDGES)
@@ -17,13 +17,13 @@ _PARTS = ("train", "validation")
 
 
 def groups_of(answer_start: int) -> tuple[str, ...]:
-    """Returns the groups of an answer: as published, both edges belong to a group, so 100 is in 0+ and in 100+."""
+    """Returns the groups of an answer. As published, groups include both edges, so 100 is in "0+" and in "100+"."""
     ends = (*EDGES[1:], float("inf"))
     return tuple(name for name, a, b in zip(GROUPS, EDGES, ends, strict=True) if a <= answer_start <= b)
 
 
 class SQuADPosQ(PositionTask):
-    """Questions of SQuAD v2 (train and validation) with an answer, over all of its passages."""
+    """The answerable questions of SQuAD v2 (train and validation), searched in all of its paragraphs."""
 
     metadata = build_metadata(
         name="SQuAD-PosQ",
@@ -50,7 +50,7 @@ class SQuADPosQ(PositionTask):
     dataset_name = "SQuAD-PosQ"
 
     def read(self, subset: str) -> PositionData:  # noqa: ARG002
-        """Reads the files whose names hold "train" or "validation"."""
+        """Reads the files with "train" or "validation" in their names."""
         folder = self.folder("*.parquet", "*.jsonl")
         files = [path for path in data_files(folder) if any(part in path.name for part in _PARTS)]
         if not files:
@@ -62,7 +62,7 @@ class SQuADPosQ(PositionTask):
                 context = row["context"]
                 query = check_id(row["id"], path)
                 if not isinstance(context, str):
-                    raise ValueError(f"{path}: query {query!r}: expected a text as context, got {context!r}")
+                    raise ValueError(f"{path}: query {query!r}: expected a string as context, got {context!r}")
                 if context not in documents:
                     documents[context] = f"d{len(documents)}"
                     data.add_document(documents[context], context, where=path)

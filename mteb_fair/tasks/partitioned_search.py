@@ -1,4 +1,4 @@
-"""Retrieval from several corpora at once: a query is answered from the corpus of its own part alone."""
+"""`PartitionedSearch`: retrieval from a corpus in parts, where each query searches only the documents of its part."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SEPARATOR = "/"
 
 
 def part_of(identifier: str) -> str:
-    """Returns the part that a query or document id belongs to: what stands before its first slash."""
+    """Returns the part of the corpus that an id belongs to: the text before its first slash."""
     return identifier.split(SEPARATOR, maxsplit=1)[0]
 
 
 class PartitionedSearch:
-    """An MTEB search model over a corpus in parts, such as PosIR's domains, each of which is searched by itself.
+    """An MTEB search model for a corpus in parts, such as PosIR's domains, each of which is searched by itself.
 
-    The results are those of all parts together, so that MTEB's scores are over all queries.
+    The results of all parts are returned together, so that MTEB's scores cover all queries.
     """
 
     def __init__(self, model: EncoderProtocol | CrossEncoderProtocol | SearchProtocol) -> None:
-        """Searches with ``model``, as MTEB would.
+        """Wraps a model.
 
         Raises:
-            TypeError: ``model`` is none that MTEB can search with.
+            TypeError: ``model`` is not an MTEB encoder, cross-encoder or search model.
         """
         self._search: SearchProtocol
         if isinstance(model, SearchProtocol):
@@ -50,20 +50,20 @@ class PartitionedSearch:
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
-        """The model's."""
+        """MTEB's metadata of the wrapped model."""
         return self._model.mteb_model_meta
 
     def index(self, corpus: Dataset, **kwargs: Any) -> None:
-        """Splits the corpus; each part is indexed when it is searched."""
+        """Splits the corpus into its parts, each of which is indexed when it is searched."""
         self._corpora = _split(corpus)
         self._index_settings = kwargs
 
     def search(self, queries: Dataset, *, top_ranked: Any = None, **kwargs: Any) -> dict[str, dict[str, float]]:
-        """Searches each part with its own queries."""
+        """Searches each part with its own queries, and returns the scores by query and document."""
         results: dict[str, dict[str, float]] = {}
         for part, part_queries in _split(queries).items():
             if part not in self._corpora:
-                raise ValueError(f"queries: {len(part_queries)} are of the part {part!r}, which has no documents")
+                raise ValueError(f"queries: {len(part_queries)} belong to the part {part!r}, which has no documents")
             self._search.index(self._corpora[part], **self._index_settings)
             ranked = top_ranked and {query: top_ranked[query] for query in part_queries["id"]}
             results |= self._search.search(part_queries, top_ranked=ranked or None, **kwargs)

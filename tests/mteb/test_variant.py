@@ -7,9 +7,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from fair_calibration import FairConfig
+from fair_calibration import EvenChunks, FairConfig
 from mteb_fair import FairEncoder
-from mteb_fair.identity import Variant
+from mteb_fair.variant import Variant
 
 
 def variant(**settings: object) -> Variant:
@@ -23,6 +23,41 @@ class TestVariant:
         assert variant(config=config).name == "mteb_fair/BAAI__bge-m3@strength=1.0,basket_size=64,layers=at3+5"
         assert variant(calibrate_untyped=False).name.endswith("@strength=0.5,calibrate_untyped=False")
         assert variant(max_seq_length=512).name.endswith("@strength=0.5,max_seq_length=512")
+
+    def test_names_of_even_chunks(self) -> None:
+        assert variant(config=EvenChunks()).name == "mteb_fair/BAAI__bge-m3@even_chunks,strength=1.0"
+        config = EvenChunks(chunk_size=64, ridge=0.1)
+        assert variant(config=config).name == "mteb_fair/BAAI__bge-m3@even_chunks,strength=1.0,chunk_size=64,ridge=0.1"
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"config": FairConfig(strength=1, basket_size=64, layers=(3, 5), isolated_share=0.25)},
+            {"config": FairConfig(layers=6, pooling="mean", isolate="bos", min_content=64)},
+            {"config": FairConfig(layers="all", last_basket="proportional", isolated_share="equal")},
+            {"config": EvenChunks(chunk_size=64, ridge=0.1)},
+            {"calibrate_untyped": False, "max_seq_length": 512, "embed_dim": 64},
+        ],
+    )
+    def test_names_are_read_back(self, settings: dict[str, object]) -> None:
+        assert Variant.from_name(variant(**settings).name) == variant(**settings)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("BAAI/bge-m3", "expected 'mteb_fair/<organization>__<model>@<settings>', got 'BAAI/bge-m3'"),
+            ("mteb_fair/bge-m3@strength=1.0", "expected 'mteb_fair/<organization>__<model>@<settings>'"),
+            ("mteb_fair/a__b@strength=2.0", r"strength: expected a number in \[0, 1\]"),
+            ("mteb_fair/a__b@strenght=1.0", "unknown FairConfig settings"),
+            ("mteb_fair/a__b@strength=1", "write 'mteb_fair/a__b@strength=1.0'"),
+            ("mteb_fair/a__b@strength=0.5,settings=abc", "is a hash, from which the settings cannot be read back"),
+            ("mteb_fair/a__b@strength=0.5,prompts_digest=abc", "is a hash"),
+        ],
+    )
+    def test_names_that_are_none(self, name: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            Variant.from_name(name)
 
     def test_explicit_defaults_are_omitted_defaults(self) -> None:
         explicit = variant(config=FairConfig(strength=0.5, basket_size=128, min_content=None), calibrate_untyped=True)
@@ -43,9 +78,11 @@ class TestVariant:
             variant(config=FairConfig(isolated_share="equal")),
             variant(config=FairConfig(last_basket="proportional")),
             variant(config=FairConfig(min_content=64)),
-            variant(config=FairConfig(chunk_size=64)),
-            variant(config=FairConfig(chunk_size=64, unit_size=16)),
-            variant(config=FairConfig(chunk_size=64, ridge=0.1)),
+            variant(config=EvenChunks()),
+            variant(config=EvenChunks(strength=0.5)),
+            variant(config=EvenChunks(chunk_size=64)),
+            variant(config=EvenChunks(chunk_size=64, unit_size=16)),
+            variant(config=EvenChunks(chunk_size=64, ridge=0.1)),
             variant(calibrate_untyped=False),
             variant(max_seq_length=512),
             variant(embed_dim=64),

@@ -1,4 +1,4 @@
-"""FineWeb-PosQ: questions to web pages, grouped by the third of the page in which the answer stands."""
+"""FineWeb-PosQ: questions about web pages, grouped by the third of the page that holds the answer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import math
 from typing import Any
 
 from fair_evaluation.position_collections import PLACES
-from mteb_fair.position_data import PositionData
-from mteb_fair.position_task import PositionTask, build_metadata
 from mteb_fair.scores import Grouping
-from mteb_fair.sources import data_files, read_rows
+from mteb_fair.tasks.position_task import PositionTask, build_metadata
+from mteb_fair.tasks.sources import data_files, read_rows
+from mteb_fair.tasks.task_data import PositionData
 
 _CLASSES = {"beginning": "beginning", "middle": "middle", "end": "end", "before": "beginning", "after": "end"}
 
 
 class FineWebPosQ(PositionTask):
-    """Generated questions to pages of FineWeb-edu of 500 to 1024 words."""
+    """Generated questions about pages of FineWeb-edu of 500 to 1024 words."""
 
     metadata = build_metadata(
         name="FineWeb-PosQ",
@@ -42,7 +42,7 @@ class FineWebPosQ(PositionTask):
     dataset_name = "FineWeb-PosQ"
 
     def read(self, subset: str) -> PositionData:  # noqa: ARG002
-        """Reads all data files; rows of one page share one document, and rows of one question to it one query."""
+        """Reads all data files. Rows with the same page share a document, and rows with the same question a query."""
         data = PositionData()
         documents: dict[str, str] = {}
         for path in data_files(self.folder("*.parquet", "*.jsonl")):
@@ -50,14 +50,16 @@ class FineWebPosQ(PositionTask):
                 where = f"{path}, row {number}"
                 content = row["content"]
                 if not isinstance(content, str):
-                    raise ValueError(f"{where}: expected a text as content, got {content!r} ({type(content).__name__})")
+                    raise ValueError(
+                        f"{where}: expected a string as content, got {content!r} ({type(content).__name__})"
+                    )
                 if content not in documents:
                     documents[content] = f"d{len(documents)}"
                     data.add_document(documents[content], content, where=where)
                 if _is_missing(row["question"]):
                     continue  # part of the corpus alone, as published
                 if not isinstance(row["question"], str):
-                    raise ValueError(f"{where}: expected a text or nothing as question, got {row['question']!r}")
+                    raise ValueError(f"{where}: expected a string or null as question, got {row['question']!r}")
                 places = _places(row["span_class"], where)
                 query = _query_id(row["question"], documents[content])
                 if query in data.queries:

@@ -1,4 +1,4 @@
-"""Where a task's data come from: a local folder in the layout of the hub dataset, or the hub itself."""
+"""Finds and reads the data of a task: a local folder in the layout of the hub dataset, or the hub itself."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pandas as pd
 
 DATA_VARIABLE = "MTEB_FAIR_DATA"
 """The environment variable that names the folder with one folder per dataset, such as ``PosIR``."""
-_SUFFIXES = (".parquet", ".jsonl")
-_OTHER_DATA = (".arrow", ".bz2", ".csv", ".gz", ".json", ".tsv", ".xz", ".zip", ".zst")
-_NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # what `datasets` puts beside
+_ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
+_OTHER_DATA = (".arrow", ".bz2", ".csv", ".gz", ".tsv", ".xz", ".zip", ".zst")
+_NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # written by `datasets`
+_EXPECTED = f"expected files that end in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
 
 
 def local_folder(dataset: str, data_folder: str | os.PathLike[str] | None) -> Path | None:
@@ -33,22 +34,22 @@ def local_folder(dataset: str, data_folder: str | os.PathLike[str] | None) -> Pa
     if data_folder is not None:
         folder = Path(data_folder)
         if not folder.is_dir():
-            raise ValueError(f"data_folder: expected the folder of {dataset}, got {str(folder)!r}, which is no folder")
+            raise ValueError(f"data_folder: expected the folder of {dataset}, there is no folder {str(folder)!r}")
         return folder.resolve()
     root = os.environ.get(DATA_VARIABLE)
     if not root:
         return None
     if not Path(root).is_dir():
-        raise ValueError(f"{DATA_VARIABLE}: expected a folder, got {root!r}, which is none; unset it to use the hub")
+        raise ValueError(f"{DATA_VARIABLE}: there is no folder {root!r}; unset the variable to use the hub")
     folder = Path(root) / dataset
     return folder.resolve() if folder.is_dir() else None
 
 
 def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
-    """Downloads the files of a hub dataset that fit ``patterns``, or finds them in the hub's cache.
+    """Downloads the files of a hub dataset that match ``patterns``, or finds them in the hub's cache.
 
     Raises:
-        ValueError: They are neither in the cache nor to be had.
+        ValueError: They are not in the cache and cannot be downloaded.
     """
     from huggingface_hub import snapshot_download
 
@@ -58,32 +59,32 @@ def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
         )
     except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
         raise ValueError(
-            f"{repository}: the dataset is neither in the cache nor could it be downloaded ({type(error).__name__}: "
+            f"{repository}: the dataset is not in the cache and could not be downloaded ({type(error).__name__}: "
             f"{error}); give a local copy as data_folder, or in the folder that {DATA_VARIABLE} names"
         ) from error
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Returns the data files (parquet, JSON lines) in and below a folder, in a fixed order.
+    """Returns the data files (Parquet or JSON Lines, also gzipped) in and below a folder, in a fixed order.
 
-    Hidden files and folders are passed over, and so is what is no data, such as a README.
+    Hidden files and folders, and files that hold no data, such as a README, are left out.
 
     Raises:
-        ValueError: There are data in a format that is not read here.
+        ValueError: A file holds data in another format.
     """
     paths = [path for path in folder.rglob("*") if path.is_file()]
     shown = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    if others := sorted(path for path in shown if path.suffix in _OTHER_DATA and path.name not in _NO_DATA):
-        endings = " or ".join(_SUFFIXES)
-        raise ValueError(f"{others[0]}: expected files that end in {endings}; convert it, or take it out of the folder")
-    return sorted(path for path in shown if path.suffix in _SUFFIXES)
+    found = sorted(path for path in shown if path.name.endswith(_ENDINGS) and path.name not in _NO_DATA)
+    if others := sorted(path for path in shown if path.suffix in _OTHER_DATA and path not in found):
+        raise ValueError(f"{others[0]}: {_EXPECTED}; convert it, or remove it from the folder")
+    return found
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Reads a parquet or JSON lines file as a list of rows.
+    """Reads a Parquet or JSON Lines file as a list of rows with these columns.
 
     Raises:
-        ValueError: There is no such file, it is damaged, or a column is missing.
+        ValueError: There is no such file, it cannot be read, or a column is missing.
     """
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file; expected the columns {list(columns)} in it")
@@ -93,30 +94,29 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         else:  # ids such as "007" stay text
             frame = pd.read_json(path, lines=True, dtype=False, convert_dates=False)
     except (OSError, ValueError) as error:  # pyarrow's are among them
-        raise ValueError(
-            f"{path}: expected a {path.suffix.removeprefix('.')} file, could not read it ({error})"
-        ) from error
+        kind = "parquet file" if path.suffix == ".parquet" else "file of JSON lines"
+        raise ValueError(f"{path}: expected a {kind}, could not read it ({error})") from error
     if missing := [column for column in columns if column not in frame.columns]:
         raise ValueError(f"{path}: expected the columns {list(columns)}, {missing} are not in {list(frame.columns)}")
     return [dict(zip(columns, row, strict=True)) for row in zip(*(frame[c].tolist() for c in columns), strict=True)]
 
 
 def check_id(value: Any, where: object) -> str:
-    """Returns an id as text.
+    """Returns an id as a string.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not a string or an integer, or is empty.
     """
     if not isinstance(value, (str, int)) or isinstance(value, bool) or value == "":
-        raise ValueError(f"{where}: expected an id, a text or an integer, got {value!r} ({type(value).__name__})")
+        raise ValueError(f"{where}: expected a string or an integer as id, got {value!r} ({type(value).__name__})")
     return str(value)
 
 
 def check_numbers(values: Any, what: str, where: object) -> list[float]:
-    """Returns numbers as floats; what is missing is NaN.
+    """Returns numbers as floats, missing ones as NaN.
 
     Raises:
-        ValueError: They are none, or no list of numbers.
+        ValueError: ``values`` is not a list of numbers.
     """
     if values is None or isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ValueError(f"{where}: expected {what}, got {values!r}")
@@ -130,11 +130,11 @@ def fingerprint(folder: Path) -> str:
     """Returns a hash of the names and the contents of the data files in a folder.
 
     Raises:
-        ValueError: There are none.
+        ValueError: There are no data files in it.
     """
     files = data_files(folder)
     if not files:
-        raise ValueError(f"{folder}: expected files that end in {' or '.join(_SUFFIXES)} in or below it, found none")
+        raise ValueError(f"{folder}: {_EXPECTED} in or below it, found none")
     return _hash_files(str(folder), tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files))
 
 

@@ -1,4 +1,4 @@
-"""`PositionTask`: an MTEB retrieval task that knows where in its documents the answers stand."""
+"""`PositionTask`: an MTEB retrieval task whose scores are also given by the position of the answer in the document."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.timing import TimingStack
 
-from mteb_fair.position_data import PositionData
 from mteb_fair.scores import METRIC, SCORE, Grouping, score_groups, to_entry
-from mteb_fair.sources import fingerprint, hub_folder, local_folder
+from mteb_fair.tasks.sources import fingerprint, hub_folder, local_folder
+from mteb_fair.tasks.task_data import PositionData
 
 logger = logging.getLogger("mteb_fair")
 SPLIT = "test"
 
 
 class OtherLanguagesError(ValueError):
-    """A task has none of the languages that are asked for, or that its local data have."""
+    """A task has none of the requested languages, or none of those in its local data."""
 
 
 class TaskDataError(ValueError):
-    """The data of a task are not to be had, or something is wrong with them."""
+    """The data of a task cannot be found, read or used."""
 
 
 def build_metadata(**facts: Any) -> TaskMetadata:
-    """Returns the metadata of a position task: what is the same for all of them, and the facts of one."""
+    """Builds the metadata of a position task from what all such tasks share and the facts of one."""
     shared: dict[str, Any] = {
         "type": "Retrieval",
         "category": "t2t",
@@ -52,9 +52,9 @@ def build_metadata(**facts: Any) -> TaskMetadata:
 class PositionTask(AbsTaskRetrieval):
     """A retrieval task whose scores are also given by position group (`mteb_fair.scores`).
 
-    Data come from the hub, or from a local folder in the same layout: the argument ``data_folder``, or the folder named
-    ``dataset_name`` within the one that the environment variable ``MTEB_FAIR_DATA`` names. The name of a task on local
-    data ends in a hash of them, since MTEB knows results by the task's name alone.
+    The data come from the hub, or from a local folder in the same layout: the argument ``data_folder``, or the folder
+    ``dataset_name`` inside the folder that the environment variable ``MTEB_FAIR_DATA`` names. The name of a task on
+    local data ends in a hash of the data, since MTEB tells results apart by the task's name alone.
     """
 
     groupings: ClassVar[tuple[Grouping, ...]]
@@ -63,20 +63,20 @@ class PositionTask(AbsTaskRetrieval):
     """The class of the whole task, in the classes that MTEB's registry has for local and selected data."""
 
     def __init__(self, *, data_folder: str | os.PathLike[str] | None = None, **kwargs: Any) -> None:
-        """Finds the data; they are read by `load_data`.
+        """Finds the data, which `load_data` reads.
 
         Args:
-            data_folder: The folder to read the data from; None for the environment variable, and else the hub.
-            **kwargs: `AbsTask`'s.
+            data_folder: The folder with the data; None means the environment variable or else the hub.
+            **kwargs: Further arguments of MTEB's `AbsTask`.
 
         Raises:
-            ValueError: The folder does not exist or holds no data.
+            ValueError: The folder does not exist or holds no data files.
         """
         whole = self._whole or type(self)
         self.metadata = whole.metadata
         self.data_folder = local_folder(self.dataset_name, data_folder)
-        # `mteb.get_tasks` makes every task there is, so what is wrong with a folder that the environment names is said
-        # when the task itself is asked for.
+        # `mteb.get_tasks` makes every task there is. So a fault of the folder that the environment names is raised only
+        # when this task is asked for.
         self.unusable: ValueError | None = None
         self._labels: dict[str, dict[str, tuple[str, ...]]] = {}
         name, updates = self.metadata.name + self.selection_suffix(), {}
@@ -100,32 +100,32 @@ class PositionTask(AbsTaskRetrieval):
         super().__init__(**kwargs)
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments that make a task like this one."""
+        """Returns the arguments with which `__init__` makes an equal task."""
         return {"data_folder": self.data_folder}
 
     def selection_suffix(self) -> str:
-        """Returns what a selection of the data adds to the task's name; nothing where all are used."""
+        """Returns what a selection of the data adds to the task's name, or "" if all data are used."""
         return ""
 
     def local_metadata(self, folder: Path) -> dict[str, Any]:  # noqa: ARG002
-        """Returns what is different in the metadata of local data, such as the languages."""
+        """Returns the metadata that differ for local data, such as the languages."""
         return {}
 
     @abstractmethod
     def read(self, subset: str) -> PositionData:
-        """Reads one subset."""
+        """Reads the data of one subset."""
 
     def folder(self, *patterns: str) -> Path:
-        """Returns the folder of the data, downloading the files that fit ``patterns`` if they are the hub's."""
+        """Returns the folder of the data; data on the hub are downloaded first, those that match ``patterns``."""
         if self.data_folder is not None:
             return self.data_folder
         return hub_folder(self.metadata.dataset["path"], self.metadata.dataset["revision"], patterns)
 
     def load_data(self, num_proc: int | None = None, *, timer: TimingStack | None = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """Reads and checks the subsets chosen.
+        """Reads and checks the data of the chosen subsets.
 
         Raises:
-            TaskDataError: The data are not to be had, or something is wrong with them.
+            TaskDataError: The data cannot be found, read or used.
         """
         if self.data_loaded:
             return
@@ -141,8 +141,8 @@ class PositionTask(AbsTaskRetrieval):
             raise self.unusable
         if self.data_folder is not None and f"local-{fingerprint(self.data_folder)}" != self.metadata.revision:
             raise ValueError(
-                f"{self.data_folder}: the data have changed since {self.metadata.name!r} was made, whose results these "
-                "would not be; make the task anew"
+                f"{self.data_folder}: the data have changed since the task {self.metadata.name!r} was made, so its "
+                "name would be wrong for them; make the task again"
             )
         self.dataset = {}
         with timer("Data loading", log_message=f"Loading dataset {self.metadata.name}..."):
@@ -160,7 +160,7 @@ class PositionTask(AbsTaskRetrieval):
                 }
 
     def unload_data(self) -> None:
-        """Drops the data; unlike MTEB's, the metadata of local data stay."""
+        """Drops the data, but keeps the metadata of local data, which MTEB would reset."""
         metadata = self.metadata
         super().unload_data()
         self._labels = {}
@@ -182,13 +182,13 @@ class PositionTask(AbsTaskRetrieval):
         return entry
 
     def _evaluate_subset(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        # MTEB's nAUC is NaN where all queries score the same, which no JSON reader but Python's takes.
+        # MTEB's nAUC is NaN where all queries score the same, which is not valid JSON.
         scores = super()._evaluate_subset(*args, **kwargs)
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in scores.items()}
 
 
 def _subclass(whole: type[PositionTask], task: PositionTask) -> type[PositionTask]:
-    """Returns a class that makes tasks like ``task``: MTEB also reads the metadata of the classes themselves."""
+    """Returns a class that makes tasks equal to ``task``, since MTEB also reads the metadata of classes."""
     arguments = task.arguments()
 
     def initialize(self: PositionTask, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a position task reads: documents, queries, judgements and the places of the answers, checked as they come."""
+"""`PositionData`: the documents, queries, judgements and answer positions of a task, checked as they are added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMED = 5
 
 @dataclass(kw_only=True)
 class PositionData:
-    """One subset of a task, collected row by row; `check` says what is wrong with it.
+    """One subset of a task, collected row by row and checked as a whole by `check`.
 
     Attributes:
         corpus: The text of each document.
@@ -32,7 +32,7 @@ class PositionData:
         """Adds a document.
 
         Raises:
-            ValueError: The id is taken or the text is none.
+            ValueError: The id occurs twice, or the text is not a string.
         """
         _add(self.corpus, identifier, text, f"{where}: document")
 
@@ -40,7 +40,7 @@ class PositionData:
         """Adds a query with its position groups.
 
         Raises:
-            ValueError: The id is taken, the text is none or empty, or there are no groups.
+            ValueError: The id occurs twice, the text is empty or not a string, or there are no groups.
         """
         _add(self.queries, identifier, text, f"{where}: query")
         if not text.strip():
@@ -53,7 +53,7 @@ class PositionData:
         """Adds how relevant a document is to a query.
 
         Raises:
-            ValueError: The grade is no integer, or the pair has one.
+            ValueError: The grade is not an integer, or the pair is judged twice.
         """
         if isinstance(grade, bool) or not isinstance(grade, Real) or not float(grade).is_integer():
             raise ValueError(f"{where}: expected an integer score of query {query!r} and {document!r}, got {grade!r}")
@@ -63,10 +63,14 @@ class PositionData:
         judged[document] = int(float(grade))
 
     def check(self, where: str) -> None:
-        """Checks that there are documents, queries, and a relevant document in the corpus for every query.
+        """Checks the data as a whole, and warns of empty documents.
+
+        Args:
+            where: The start of error messages, such as the task and the subset.
 
         Raises:
-            ValueError: There are not.
+            ValueError: There are no documents or no queries, a query has no relevant document, or a judgement names a
+                query or a document that does not exist.
         """
         if not self.corpus:
             raise ValueError(f"{where}: the corpus is empty")

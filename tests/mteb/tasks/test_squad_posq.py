@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mteb_fair import SQuADPosQ
-from mteb_fair.squad_posq import groups_of
+from mteb_fair.tasks.squad_posq import groups_of
 from tests.mteb.layouts import write_squad
 
 

@@ -1,4 +1,4 @@
-"""PosIR: queries with the span of their answer, in 10 languages and 31 domains, by position and document length."""
+"""PosIR: queries with the spans of their answers, in 10 languages and 31 domains, scored by position and length."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mteb_fair.position_data import PositionData
-from mteb_fair.position_task import OtherLanguagesError, PositionTask, build_metadata
 from mteb_fair.scores import Grouping
-from mteb_fair.search import SEPARATOR, PartitionedSearch, part_of
-from mteb_fair.sources import check_id, check_numbers, read_rows
+from mteb_fair.tasks.partitioned_search import SEPARATOR, PartitionedSearch, part_of
+from mteb_fair.tasks.position_task import OtherLanguagesError, PositionTask, build_metadata
+from mteb_fair.tasks.sources import check_id, check_numbers, read_rows
+from mteb_fair.tasks.task_data import PositionData
 
 logger = logging.getLogger("mteb_fair")
 # The languages of the benchmark; the dataset has some more.
@@ -59,7 +59,7 @@ def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str
     quartiles are closed at their upper bounds, as in the benchmark's own evaluation.
 
     Raises:
-        ValueError: A number is missing, or the span is reversed or its middle not within the document.
+        ValueError: A number is missing, the span is reversed, or its middle lies outside the document.
     """
     numbers = (*span, length, tokens)
     if len(span) != 2 or not all(math.isfinite(number) for number in numbers):
@@ -77,7 +77,7 @@ def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str
 
 
 class PosIR(PositionTask):
-    """Queries and documents of the same language. Every domain is searched by itself, its queries counted together."""
+    """PosIR with queries and documents of one language. Domains are searched separately and counted together."""
 
     metadata = build_metadata(
         name="PosIR",
@@ -102,12 +102,12 @@ class PosIR(PositionTask):
         """Chooses the data.
 
         Args:
-            domains: The domains, such as "law_judiciary"; None for all. A selection is part of the task's name.
+            domains: The domains, such as "law_judiciary"; None means all. A selection is part of the task's name.
             data_folder: See `PositionTask`.
-            **kwargs: `AbsTask`'s.
+            **kwargs: Further arguments of MTEB's `AbsTask`.
 
         Raises:
-            ValueError: The folder does not exist or holds no data, or a domain is none, or there are none.
+            ValueError: The folder does not exist or holds no data files, or ``domains`` is not a list of names.
         """
         if isinstance(domains, str) or (domains is not None and not domains):
             raise ValueError(f"domains: expected None or a list of at least one domain, got {domains!r}")
@@ -118,11 +118,11 @@ class PosIR(PositionTask):
         super().__init__(data_folder=data_folder, **kwargs)
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments that make a task like this one."""
+        """Returns the arguments with which `__init__` makes an equal task."""
         return {**super().arguments(), "domains": self.domains}
 
     def selection_suffix(self) -> str:
-        """Returns the domains as part of a name, of many only their number and a hash."""
+        """Returns the domains as part of a name; for more than two, their number and a hash."""
         if self.domains is None:
             return ""
         name = "+".join(self.domains)
@@ -131,10 +131,10 @@ class PosIR(PositionTask):
         return f"-{name}"
 
     def local_metadata(self, folder: Path) -> dict[str, Any]:
-        """Returns the languages that the folder has.
+        """Returns the languages in the folder as metadata.
 
         Raises:
-            OtherLanguagesError: It has none.
+            OtherLanguagesError: The folder has none of the task's languages.
         """
         found = sorted({path.parts[-3] for path in folder.glob("*/*/queries.parquet")})
         languages = {self.subset_of(language): self.languages_of(language) for language in found}
@@ -148,16 +148,16 @@ class PosIR(PositionTask):
 
     @classmethod
     def subset_of(cls, language: str) -> str | None:
-        """Returns the subset for the queries' language; None where the task has none."""
+        """Returns the subset for a language of queries, or None if the task has no such subset."""
         return language
 
     @classmethod
     def languages_of(cls, language: str) -> list[str]:
-        """Returns the languages of a subset."""
+        """Returns the languages of the subset for a language of queries."""
         return [language]
 
     def read(self, subset: str) -> PositionData:
-        """Reads all chosen domains of a language; ids start with the domain."""
+        """Reads the chosen domains of a language. Ids start with the domain."""
         language = self.metadata.hf_subsets_to_langscripts[subset][0]
         corpus_language = self.corpus_language or language
         languages = dict.fromkeys([language, corpus_language])
@@ -166,8 +166,8 @@ class PosIR(PositionTask):
         domains = self._domains_in(folder / language)
         if self.data_folder is None and self.domains is None and len(domains) < N_DOMAINS:
             logger.warning(
-                "%s, %s: %d domains of %d are there, %s. Without the network an incomplete cache looks like the whole "
-                "benchmark, but these would not be its scores",
+                "%s, %s: found only %d of %d domains, %s. Without the network an incomplete cache looks like the whole "
+                "benchmark, but the scores would differ from those of the whole",
                 self.metadata.name, subset, len(domains), N_DOMAINS, domains,
             )  # fmt: skip
         for domain in domains:
@@ -220,7 +220,7 @@ class PosIR(PositionTask):
 
 
 class PosIRCrossLingual(PosIR):
-    """Queries of one language, documents in English."""
+    """PosIR with queries in one of nine languages and documents in English."""
 
     metadata = build_metadata(
         name="PosIRCrossLingual",
@@ -232,10 +232,10 @@ class PosIRCrossLingual(PosIR):
 
     @classmethod
     def subset_of(cls, language: str) -> str | None:
-        """Returns the subset for the queries' language; None for English."""
+        """Returns the subset for a language of queries, or None for English."""
         return None if language == ENGLISH else f"{language}_{ENGLISH}"
 
     @classmethod
     def languages_of(cls, language: str) -> list[str]:
-        """Returns the languages of a subset, the queries' first."""
+        """Returns the languages of the subset for a language of queries: that language and English."""
         return [language, ENGLISH]

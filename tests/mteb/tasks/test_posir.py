@@ -10,7 +10,7 @@ import mteb
 import pytest
 
 from mteb_fair import PosIR, PosIRCrossLingual, get_tasks
-from mteb_fair.posir import labels_of
+from mteb_fair.tasks.posir import labels_of
 from tests.mteb.layouts import write_posir
 
 Evaluate = Callable[[Any], dict[str, dict[str, Any]]]

@@ -9,9 +9,9 @@ import mteb
 import pytest
 
 from mteb_fair import FineWebPosQ, PosIR
-from mteb_fair.position_data import PositionData
-from mteb_fair.position_task import TaskDataError
 from mteb_fair.registry import TASKS
+from mteb_fair.tasks.position_task import TaskDataError
+from mteb_fair.tasks.task_data import PositionData
 from tests.mteb.layouts import write_fineweb
 
 
@@ -139,14 +139,16 @@ class TestChangedData:
         write_fineweb(tmp_path, [("red", "red", ["end"])])
         task = FineWebPosQ(data_folder=tmp_path)
         write_fineweb(tmp_path, [("red", "red", ["middle"])])
-        with pytest.raises(TaskDataError, match=r"the data have changed since 'FineWeb-PosQ-local-.*' was made"):
+        with pytest.raises(
+            TaskDataError, match=r"the data have changed since the task 'FineWeb-PosQ-local-.*' was made"
+        ):
             task.load_data()
 
     def test_an_empty_folder_harms_no_other_task(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "FineWeb-PosQ").mkdir()
         monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path))
         task = FineWebPosQ()  # as mteb.get_tasks makes every task there is
-        with pytest.raises(TaskDataError, match=r"expected files that end in .parquet or .jsonl"):
+        with pytest.raises(TaskDataError, match=r"expected files that end in .parquet, .jsonl"):
             task.load_data()
         with pytest.raises(ValueError, match=r"expected files that end in .parquet"):
             FineWebPosQ(data_folder=tmp_path / "FineWeb-PosQ")

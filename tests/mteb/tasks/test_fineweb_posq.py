@@ -57,11 +57,11 @@ def test_bad_places(tmp_path: Path, classes: Any, message: str) -> None:
 def test_questions_that_are_none(question: object, message: str, tmp_path: Path) -> None:
     rows = {"question": question, "content": "red", "span_class": ["end"]}
     (tmp_path / "pages.jsonl").write_text(json.dumps(rows))
-    with pytest.raises(ValueError, match=f"pages.jsonl, row 0: expected a text or nothing {message}"):
+    with pytest.raises(ValueError, match=f"pages.jsonl, row 0: expected a string or null {message}"):
         FineWebPosQ(data_folder=tmp_path).load_data()
 
 
 def test_content_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "pages.jsonl").write_text(json.dumps({"question": "red", "content": ["red"], "span_class": ["end"]}))
-    with pytest.raises(ValueError, match=r"row 0: expected a text as content, got \['red'\] \(list\)"):
+    with pytest.raises(ValueError, match=r"row 0: expected a string as content, got \['red'\] \(list\)"):
         FineWebPosQ(data_folder=tmp_path).load_data()

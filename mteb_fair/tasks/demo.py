@@ -1,20 +1,20 @@
-"""The passages that come with `fair_calibration`, as an MTEB task that needs neither the hub nor any other data."""
+"""The demo task: the passages that come with `fair_evaluation`, which need no download."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fair_evaluation.position_collections import PLACES, build_collections, load_passages
-from mteb_fair.position_data import PositionData
-from mteb_fair.position_task import PositionTask, build_metadata
 from mteb_fair.scores import Grouping
-from mteb_fair.search import SEPARATOR, PartitionedSearch
+from mteb_fair.tasks.partitioned_search import SEPARATOR, PartitionedSearch
+from mteb_fair.tasks.position_task import PositionTask, build_metadata
+from mteb_fair.tasks.task_data import PositionData
 
 
 class PositionDemoRetrieval(PositionTask):
-    """Documents of three passages about different subjects, each passage once at the beginning, middle and end.
+    """Documents of three passages on different subjects; every passage is once at the beginning, middle and end.
 
-    The three rotations of the passages are searched separately, so a passage never competes with its own copies.
+    The three rotations of the passages are searched separately, so that a passage never competes with its copies.
     """
 
     metadata = build_metadata(
@@ -24,7 +24,7 @@ class PositionDemoRetrieval(PositionTask):
             "500 tokens. Every passage stands once at the beginning, in the middle and at the end of its document."
         ),
         reference="https://arxiv.org/abs/2606.02737",
-        dataset={"path": "fair_calibration/data/passages.jsonl", "revision": "1"},
+        dataset={"path": "fair_evaluation/data/passages.jsonl", "revision": "1"},
         date=("2026-01-01", "2026-12-31"),
         domains=["Written", "Encyclopaedic", "Constructed"],
         license="apache-2.0",

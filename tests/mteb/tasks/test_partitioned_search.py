@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from mteb_fair.demo import PositionDemoRetrieval
-from mteb_fair.search import PartitionedSearch, part_of
+from mteb_fair.tasks.demo import PositionDemoRetrieval
+from mteb_fair.tasks.partitioned_search import PartitionedSearch, part_of
 
 SETTINGS: dict[str, Any] = {
     "task_metadata": PositionDemoRetrieval.metadata,
@@ -37,7 +37,7 @@ def test_a_query_finds_documents_of_its_part_alone(keyword_encoder: Any) -> None
 def test_a_part_without_documents(keyword_encoder: Any) -> None:
     search = PartitionedSearch(keyword_encoder)
     search.index(dataset(a_1="red"), **SETTINGS)
-    with pytest.raises(ValueError, match="1 are of the part 'b', which has no documents"):
+    with pytest.raises(ValueError, match="1 belong to the part 'b', which has no documents"):
         search.search(dataset(b_q="red"), top_k=10, **SETTINGS)
 
 
