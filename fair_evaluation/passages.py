@@ -1,4 +1,4 @@
-"""Passages to build probes from: read from any records, with questions, titles or held-out sentences as queries."""
+"""Reads the passages that probes are built from; questions, titles or held-out sentences become the queries."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ def read_passages(
     """Yields passages from records, one at a time.
 
     Args:
-        records: Mappings, such as rows of a data set or ``dataset.get_corpus_iter()``, or the path of JSON lines.
+        records: Mappings, such as the rows of a data set or ``dataset.get_corpus_iter()``, or the path of JSON lines.
         text: The field of the text.
-        passage_id: The field of the id; None for p0, p1, ... Ids are strings or integers.
-        article: The field that says which passages are of one article, which never come together in one document;
-            None takes each for an article of its own.
-        questions: The field of a list of questions, each a string or an object with ``text`` and, where known, ``id``,
-            ``answer`` and ``answer_start`` (its character offset in the passage).
-        title: The field of a title that is asked for as a known item.
+        passage_id: The field of the id, a string or an integer; None numbers the passages p0, p1, ...
+        article: The field of the article. Passages of one article are never put into one document. None treats each
+            passage as an article of its own.
+        questions: The field of a list of questions. Each is a string, or an object with ``text`` and optionally ``id``,
+            ``answer`` and ``answer_start``, the character offset of the answer in the passage.
+        title: The field of a title, which becomes a question (a search for a known item).
 
     Raises:
-        ValueError: A record lacks a field or has another kind of value in it, a text is empty, or an answer does not
-            stand where it should. The message names the record.
+        OSError: The file cannot be read.
+        ValueError: A field is missing or has a wrong type, a text is empty, or an answer is not at its
+            ``answer_start``. The message names the record.
     """
     for number, (where, record) in enumerate(_numbered(records)):
         try:
@@ -56,26 +57,26 @@ def read_passages(
 def hold_out_sentences(
     passages: Iterable[Passage], *, seed: int = 0, min_characters: int = 30, min_sentences: int = 3
 ) -> Iterator[Passage]:
-    """Takes one sentence out of each passage, and makes it the passage's only question.
+    """Takes one sentence out of each passage and makes it the passage's only question.
 
-    So passages need no questions: what is left of a passage is about the same things as the sentence, which is in it
-    no more. See `fair_evaluation.sentences` for what a sentence is.
+    So passages need no questions: the rest of a passage is about the same subject as the sentence taken out of it.
+    `fair_evaluation.sentences` finds the sentences.
 
     Args:
-        passages: Whose own questions, if any, are dropped.
-        seed: Of the choice of the sentence, which depends on nothing else but the passage's id and text.
-        min_characters: A shorter sentence is not taken.
-        min_sentences: A passage with fewer stays whole and without a question, and so does one with no sentence that
-            stands in it once only. Both can still fill documents.
+        passages: The passages. Questions that they have are dropped.
+        seed: Seed of the choice of the sentence, which depends on the passage's id and text besides.
+        min_characters: Shorter sentences are not taken.
+        min_sentences: A passage with fewer sentences stays whole and gets no question, as does a passage in which every
+            sentence is too short or occurs twice. Such passages can still fill documents.
 
     Returns:
-        As many passages as there are, with the same ids, one at a time.
+        An iterator over the passages, all of them, with the same ids.
 
     Raises:
         ValueError: ``min_sentences`` is below 2.
     """
     if min_sentences < 2:
-        raise ValueError(f"min_sentences: expected at least 2, of which one is left, got {min_sentences}")
+        raise ValueError(f"min_sentences: expected at least 2, of which one remains, got {min_sentences}")
     return (_hold_out(passage, seed, min_characters, min_sentences) for passage in passages)
 
 
@@ -143,8 +144,6 @@ def _questions(values: Any, name: str, content: str) -> Iterator[Question]:
             or start < 0
             or not content.startswith(answer, start)
         ):
-            raise ValueError(
-                f"the answer {answer!r} of question {number} does not stand at character {start!r} of the text"
-            )
+            raise ValueError(f"the answer {answer!r} of question {number} is not at character {start!r} of the text")
         key = _identifier(value, "id") if "id" in value else f"{name}q{number}"
         yield Question(id=key, text=_text(value, "text"), answer=answer, answer_start=start)

@@ -1,8 +1,8 @@
 """Collections in which the same passage stands at the beginning, in the middle and at the end of a document.
 
-Passages about different subjects are joined into documents, and every document's passages are rotated through all
-places, one collection per rotation. So position and topic are not confounded, and no two copies of a passage compete in
-one index.
+Passages about different subjects are joined into documents, and the passages of each document are rotated through all
+places, with one collection per rotation. So a difference between the places is due to position and not to content, and
+no two copies of a passage compete in one index.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 Place = Literal["beginning", "middle", "end"]
 PLACES: tuple[Place, ...] = ("beginning", "middle", "end")
+SEPARATOR = "\n\n"
+"""Stands between the passages of a document."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question whose answer stands in one passage; ``answer_start`` is its character offset there."""
+    """A question that one passage answers; ``answer_start`` is the character offset of the answer in the passage."""
 
     id: str
     text: str
@@ -33,7 +36,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """A passage of a text about one subject (``article``), with its questions."""
+    """A passage of a text about one subject, which ``article`` names, with its questions."""
 
     article: str
     passage_id: str
@@ -42,8 +45,8 @@ class Passage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PositionedQuery:
-    """A question put to one collection: its relevant document, and where in it the answer's passage stands."""
+class PositionQuery:
+    """A query of one collection: its one relevant document, and the place of the answer's passage in it."""
 
     qid: str
     query: str
@@ -53,21 +56,22 @@ class PositionedQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionCollection:
-    """One rotation: documents as ``{"docno", "text"}``, and the queries with their one relevant document each."""
+    """One rotation: documents as dicts of ``docno`` and ``text``, and queries with one relevant document each."""
 
     documents: tuple[dict[str, str], ...]
-    queries: tuple[PositionedQuery, ...]
+    queries: tuple[PositionQuery, ...]
 
 
 def load_passages(path: str | os.PathLike[str] | None = None) -> list[Passage]:
     """Reads passages with questions from JSON lines.
 
     Args:
-        path: The file, with ``article``, ``passage_id``, ``text`` and ``questions`` (``id``, ``text``, ``answer``,
-            ``answer_start``) in every object; None for the 75 passages with 222 questions that come with this package.
+        path: The file. Every line has ``article``, ``passage_id``, ``text`` and ``questions`` (``id``, ``text``,
+            ``answer``, ``answer_start``). None means the 75 passages with 222 questions that come with this package.
 
     Raises:
-        ValueError: A line is no such object, an answer does not stand where it should, or an id occurs twice.
+        OSError: The file cannot be read.
+        ValueError: A line is not such an object, an answer is not at its ``answer_start``, or an id occurs twice.
     """
     source = files("fair_evaluation").joinpath("data/passages.jsonl") if path is None else Path(path)
     passages, ids = [], set()
@@ -128,14 +132,14 @@ def build_collections(
 
     Args:
         passages: The passages.
-        passages_per_document: How many passages make a document, at least 2.
-        seed: Of the choice of passages that come together.
+        passages_per_document: The number of passages in a document, at least 2.
+        seed: Seed of the random choice of the passages that are joined.
 
     Returns:
-        One collection per rotation, ``passages_per_document`` of them, with the same passages grouped the same way: in
-        rotation r the passage that is number i of its document stands at place (i + r) mod ``passages_per_document``.
-        Query and document ids are unique over all of them. A passage that finds no partners of other articles any more
-        makes a document of its own without queries in each collection, so that nothing is lost from the haystack.
+        One collection per rotation, ``passages_per_document`` of them, all with the same groups of passages: in
+        rotation r, passage i of a group stands at place (i + r) mod ``passages_per_document``. Query and document ids
+        are unique over all collections. Passages left over, for which no passages of other articles remain, are
+        documents of their own without queries, so that every collection has the text of all passages.
 
     Raises:
         ValueError: There are fewer articles than passages in a document, or fewer than 2 passages in a document.
@@ -151,26 +155,40 @@ def build_collections(
     collections = []
     for rotation in range(passages_per_document):
         documents: list[dict[str, str]] = []
-        queries: list[PositionedQuery] = []
+        queries: list[PositionQuery] = []
         for number, group in enumerate([*groups, *([passage] for passage in rest)]):
             docno = f"r{rotation}d{number:04d}"
-            shift = -rotation % len(group)
-            ordered = group[shift:] + group[:shift]
-            documents.append({"docno": docno, "text": "\n\n".join(passage.text for passage in ordered)})
+            ordered = rotate(group, rotation)
+            documents.append({"docno": docno, "text": SEPARATOR.join(passage.text for passage in ordered)})
             if len(group) == 1:
                 continue
             for index, passage in enumerate(ordered):
-                place: Place = "beginning" if index == 0 else "end" if index == len(ordered) - 1 else "middle"
+                place = place_of(index, len(ordered))
                 queries += [
-                    PositionedQuery(qid=f"r{rotation}{q.id}", query=q.text, docno=docno, place=place)
+                    PositionQuery(qid=f"r{rotation}{q.id}", query=q.text, docno=docno, place=place)
                     for q in passage.questions
                 ]
         collections.append(PositionCollection(documents=tuple(documents), queries=tuple(queries)))
     return collections
 
 
+def rotate(items: Sequence[T], rotation: int) -> list[T]:
+    """Moves every item ``rotation`` places towards the end; those at the end come back at the beginning."""
+    shift = -rotation % len(items)
+    return [*items[shift:], *items[:shift]]
+
+
+def place_of(index: int, n_places: int) -> Place:
+    """Returns the name of place ``index``, counted from 0, among ``n_places``."""
+    return "beginning" if index == 0 else "end" if index == n_places - 1 else "middle"
+
+
 def _group(passages: Sequence[Passage], size: int, seed: int) -> tuple[list[list[Passage]], list[Passage]]:
-    """Groups passages so that no group has two of one article, drawing from the fullest articles first."""
+    """Draws groups without two passages of one article, from the articles with the most passages left first.
+
+    Returns:
+        The groups, and the passages left over.
+    """
     shuffle = random.Random(seed)
     by_article: dict[str, list[Passage]] = defaultdict(list)
     for passage in passages:

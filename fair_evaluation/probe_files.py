@@ -19,9 +19,9 @@ from fair_evaluation.probes import ProbeDocument, ProbeQuery
 def write_probes(
     probes: Iterable[ProbeDocument], path: str | os.PathLike[str], *, show_progress_bar: bool = False
 ) -> int:
-    """Writes probes as JSON lines, one document with its queries a line, and returns their number.
+    """Writes probes as JSON lines, one document with its queries per line, and returns the number of documents.
 
-    The same probes give the same bytes. The file appears under its name when it is complete.
+    The same probes give the same bytes. The file gets its name when it is complete.
     """
     target, n = Path(path), 0
     part = target.with_name(f"{target.name}.part")
@@ -37,7 +37,8 @@ def read_probes(path: str | os.PathLike[str]) -> Iterator[ProbeDocument]:
     """Yields the probes of a file that `write_probes` wrote, one at a time.
 
     Raises:
-        ValueError: A line is none of its.
+        OSError: The file cannot be read.
+        ValueError: A line is not valid JSON for a probe; the error gives the line number and the reason.
     """
     with Path(path).open(encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(file, start=1):
@@ -55,10 +56,10 @@ class ProbeFrames(NamedTuple):
     """Probes as frames.
 
     Attributes:
-        topics: ``qid``, ``query``, ``rotation``, ``place``, ``index``, ``position``, ``question``; what `from_run` and
-            `from_experiment` take as positions, with ``unit="question"``.
+        topics: ``qid``, ``query``, ``rotation``, ``place``, ``index``, ``position``, ``question``: the positions for
+            `from_run` and `from_experiment`, with ``position="place"`` and ``unit="question"``.
         qrels: ``qid``, ``docno``, ``label``: one relevant document per query.
-        docs: ``docno``, ``text``, ``rotation``, ``n_tokens``. Each rotation is a corpus of its own.
+        docs: ``docno``, ``text``, ``rotation``, ``n_tokens``. Each rotation is a collection of its own.
     """
 
     topics: pd.DataFrame
@@ -67,7 +68,7 @@ class ProbeFrames(NamedTuple):
 
 
 def probe_frames(probes: Iterable[ProbeDocument]) -> ProbeFrames:
-    """Returns probes as frames, in memory."""
+    """Reads probes into frames of topics, qrels and documents."""
     topics: list[dict[str, Any]] = []
     docs = []
     for probe in probes:
@@ -84,16 +85,18 @@ def probe_frames(probes: Iterable[ProbeDocument]) -> ProbeFrames:
 
 
 def probe_collections(probes: Iterable[ProbeDocument]) -> list[PositionCollection]:
-    """Returns one collection per rotation, in memory, for `pyterrier_fair.PositionDataset`.
+    """Reads probes into one collection per rotation, as `pyterrier_fair.PositionDataset` takes them.
 
     Raises:
-        ValueError: There are no probes, or a rotation is missing.
+        ValueError: There are no probes, or those of a rotation are missing.
     """
     rotations: dict[int, list[ProbeDocument]] = {}
     for probe in probes:
         rotations.setdefault(probe.rotation, []).append(probe)
     if not rotations or sorted(rotations) != list(range(len(rotations))):
-        raise ValueError(f"probes: expected documents of the rotations from 0 on, got those of {sorted(rotations)}")
+        raise ValueError(
+            f"probes: expected documents of all rotations from 0 on, got the rotations {sorted(rotations)}"
+        )
     return [
         PositionCollection(
             documents=tuple({"docno": probe.docno, "text": probe.text} for probe in rotations[rotation]),

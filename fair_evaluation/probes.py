@@ -1,11 +1,11 @@
 """Position probes: documents of a chosen length, in which each passage stands once at every place.
 
-A document has so many places, each of so many tokens. A place is filled with one passage, and up to its size with more
-of them or with filler from elsewhere. The filled places then move through the document together, one step per rotation
-(a cyclic Latin square): each place sees the same passages, and each passage the same neighbours within its place. Every
+A document has a fixed number of places of equally many tokens. Each place holds one passage, and is filled up with
+further passages or with filler. The contents of the places then rotate through the document, one step per rotation (a
+cyclic Latin square): every place holds every passage once, and a passage keeps its neighbours within its place. Every
 rotation is a collection of its own, to be indexed by itself, so that no two copies of a passage compete.
 
-`fair_evaluation.position_collections.build_collections` is the same without lengths, for passages that fit in memory.
+`fair_evaluation.position_collections.build_collections` does the same with whole passages of any length.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fair_evaluation.position_collections import Passage, Place, PositionedQuery, Question
+from fair_evaluation.position_collections import SEPARATOR, Passage, PositionQuery, Question, place_of, rotate
 from fair_evaluation.token_counts import TokenCounter, cut_text, token_counter
 
 logger = logging.getLogger("fair_evaluation")
-SEPARATOR = "\n\n"
-"""What stands between the passages of a document."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeQuery(PositionedQuery):
-    """A query put to one rotation.
+class ProbeQuery(PositionQuery):
+    """A query of one rotation.
 
     Attributes:
-        index: The place of its passage, from 0 on.
-        position: The middle of its answer, or of its passage where no answer is known, over the length of the document,
-            both in characters: in [0, 1].
-        question: The id of the question, the same in all rotations: the unit of resampling.
+        index: The number of the place of its passage, counted from 0.
+        position: The relative position in [0, 1]: the middle of the answer, or of the passage if the answer is not
+            known, divided by the length of the document, both in characters.
+        question: The id of the question, which is the same in all rotations: the unit of resampling.
     """
 
     index: int
@@ -42,14 +40,14 @@ class ProbeQuery(PositionedQuery):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeDocument:
-    """A document of one rotation, with the queries for which it is the relevant one.
+    """A document of one rotation, with the queries to which it is relevant.
 
     Attributes:
-        rotation: From 0 on, as many as there are places.
-        docno: Its id.
-        text: Its text.
-        n_tokens: Its tokens, without special tokens.
-        queries: Its queries.
+        rotation: The number of the rotation, counted from 0; there are as many rotations as places.
+        docno: The document's id.
+        text: The document's text.
+        n_tokens: The number of its tokens, without special tokens.
+        queries: The queries to which it is relevant.
     """
 
     rotation: int
@@ -69,31 +67,32 @@ def build_probes(
     buffer_size: int = 1000,
     seed: int = 0,
 ) -> Iterator[ProbeDocument]:
-    """Yields the documents of all rotations: those made of the same passages after each other, then the next.
+    """Yields the documents of all rotations, one group of passages after the other.
 
-    Only the buffers and the ids of what was read are kept in memory, so passages and filler may be more than fit there.
+    Passages and filler are read as a stream: only the buffers and the ids read so far are kept in memory.
 
     Args:
-        passages: Passages with questions (see `fair_evaluation.passages` for texts that have none). One without is used
-            alike, but asks nothing. Each stands in one document of a rotation, and whole.
-        length: The tokens of a document, without special tokens. A place has ``length // places``.
-        tokenizer: What counts them: a SentenceTransformer, a tokenizer, or a function from a text to a number.
-        places: How many places a document has, at least 2.
-        filler: What the places are filled up with: passages of other articles, whose questions are not asked, and of
-            which the last in a place is cut to fit; so documents lack at most a few tokens to ``length``. None fills up
-            with whole passages from ``passages``, as far as some fit, and documents are as much shorter.
-        buffer_size: How many passages are drawn from at random, and how many of the filler. Passages are only mixed
-            within this reach: where the source is sorted, shuffle it, or take a larger buffer.
-        seed: Of the drawing. The same seed, buffer size and passages give the same documents.
+        passages: Passages with questions; `fair_evaluation.passages` makes them of texts without questions. A passage
+            without questions is placed like any other. Each passage stands whole in one document per rotation.
+        length: The number of tokens of a document, without special tokens. A place has ``length // places`` tokens.
+        tokenizer: Counts tokens: a SentenceTransformer, a tokenizer, or a function that returns the number of tokens of
+            a text.
+        places: The number of places in a document, at least 2.
+        filler: Passages of other articles that fill up the places; their questions are not used, and the last one in a
+            place is cut to fit, so that documents are at most a few tokens shorter than ``length``. None fills up with
+            whole passages from ``passages`` as far as they fit, and documents are shorter.
+        buffer_size: The number of passages (and of filler) among which the next one is drawn at random. If the source
+            is sorted, shuffle it, or take a larger buffer.
+        seed: Seed of the drawing. The same seed, buffer size and passages give the same documents.
 
     Yields:
-        Documents with ids unique over all rotations. Passages of the end of the source that find no partners, or no
-        filler, are in no document, which is logged.
+        Documents with ids that are unique over all rotations. Passages at the end of the source for which no others or
+        no filler remain are in no document, and a warning says how many.
 
     Raises:
-        TypeError: ``tokenizer`` is none.
-        ValueError: There are too few passages or too little filler for one document, or all in the buffer are of too
-            few articles; a text is empty, an id occurs twice, or a passage is longer than a place.
+        TypeError: ``tokenizer`` has none of the types above.
+        ValueError: There are too few passages or too little filler for one document, the buffer holds too few different
+            articles, a text is empty, an id occurs twice, or a passage is longer than a place.
     """
     for name, value, least in (("places", places, 2), ("length", length, places), ("buffer_size", buffer_size, places)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -102,14 +101,14 @@ def build_probes(
 
 
 class _Part(NamedTuple):
-    """A passage as it stands in a document, and its tokens, those of a separator before it included."""
+    """A passage and the number of its tokens, with those of the separator before it."""
 
     passage: Passage
     n_tokens: int
 
 
 class _Buffer:
-    """Draws at random from the next so many of a source."""
+    """A buffer of the next ``size`` passages of a source, from which they are drawn at random."""
 
     def __init__(self, name: str, source: Iterator[_Part], size: int, shuffle: random.Random) -> None:
         self.name = name
@@ -118,7 +117,7 @@ class _Buffer:
         self._parts: list[_Part] = []
 
     def take(self, fits: Callable[[_Part], bool]) -> _Part | None:
-        """Removes and returns one that fits; None where there is none, for good if the source is exhausted."""
+        """Removes and returns a passage for which ``fits`` holds, or None if the buffer has none."""
         while len(self._parts) < self._size and not self.exhausted:
             part = next(self._source, None)
             self.exhausted = part is None
@@ -133,12 +132,12 @@ class _Buffer:
         return None
 
     def take_of_another(self, articles: set[str]) -> _Part | None:
-        """Takes one of none of the articles, and adds its own; None where the source has come to its end."""
+        """Takes a passage of another article and adds its article to the set; None at the end of the source."""
         part = self.take(lambda part: part.passage.article not in articles)
         if part is None and not self.exhausted:
             raise ValueError(
-                f"buffer_size: all {self._size} passages in the buffer of {self.name} are of articles that are in the "
-                "document already; take a larger buffer, or shuffle the source"
+                f"buffer_size: the document already has passages of the articles of all {self._size} passages in the "
+                f"buffer of {self.name}; take a larger buffer, or shuffle the source"
             )
         if part is not None:
             articles.add(part.passage.article)
@@ -172,7 +171,7 @@ class _Builder:
             raise ValueError(
                 f"passages: a document needs {self._places} of different articles, got {self._n_read} passages of "
                 f"{len(self._articles)} articles"
-                + ("" if spare is None else f"; and filler of yet others up to {self._length} tokens")
+                + ("" if spare is None else f"; and filler of further articles up to {self._length} tokens")
             )
         if self._n_read > n_used:
             logger.warning(
@@ -194,15 +193,15 @@ class _Builder:
             n_tokens = self._count(SEPARATOR + passage.text)
             if n_tokens > self._room:
                 raise ValueError(
-                    f"{name} has {n_tokens} tokens, and a place {self._length} // {self._places} = {self._room}; take "
-                    "longer documents or fewer places, or leave it out"
+                    f"{name} has {n_tokens} tokens, and a place {self._length} // {self._places} = {self._room}; make "
+                    "longer documents or fewer places, or leave the passage out"
                 )
             self._articles.add(passage.article)
             self._n_read += 1
             yield _Part(passage, n_tokens)
 
     def _draw(self, source: _Buffer, spare: _Buffer | None) -> list[list[Passage]] | None:
-        """Returns the passages of each place, or None where there are too few."""
+        """Draws the passages of each place of the next document; None if too few are left."""
         articles: set[str] = set()
         first = [source.take_of_another(articles) for _ in range(self._places)]
         blocks = []
@@ -218,7 +217,7 @@ class _Builder:
         return blocks
 
     def _pack(self, first: _Part, source: _Buffer, articles: set[str]) -> list[Passage]:
-        """Returns whole passages that fit beside the first."""
+        """Draws whole passages that fit into the first one's place."""
         room, packed = self._room - first.n_tokens, []
         while part := source.take(lambda p: p.passage.article not in articles and p.n_tokens <= room):  # noqa: B023
             articles.add(part.passage.article)
@@ -227,13 +226,13 @@ class _Builder:
         return packed
 
     def _fill(self, first: _Part, spare: _Buffer, articles: set[str]) -> list[Passage] | None:
-        """Returns filler up to the size of a place, or None where there is too little."""
+        """Draws filler up to the size of a place; None if too little is left."""
         room, filled = self._room - first.n_tokens, []
         while room > 0:
             if (part := spare.take_of_another(articles)) is None:
                 return None
             text = cut_text(SEPARATOR + part.passage.text, room, self._count)
-            if not text.strip():  # no word fits any more
+            if not text.strip():  # not even one word fits
                 articles.remove(part.passage.article)
                 spare.give_back(part)
                 break
@@ -243,12 +242,11 @@ class _Builder:
 
     def _rotate(self, blocks: list[list[Passage]], number: int) -> Iterator[ProbeDocument]:
         for rotation in range(self._places):
-            shift = -rotation % self._places
-            ordered = blocks[shift:] + blocks[:shift]
+            ordered = rotate(blocks, rotation)
             text = SEPARATOR.join(passage.text for block in ordered for passage in block)
             docno, queries, offset = f"r{rotation}d{number:06d}", [], 0
             for index, block in enumerate(ordered):
-                place: Place = "beginning" if index == 0 else "end" if index == self._places - 1 else "middle"
+                place = place_of(index, self._places)
                 for passage in block:
                     queries += [
                         ProbeQuery(
@@ -269,6 +267,7 @@ class _Builder:
 
 
 def _middle(question: Question, passage: Passage) -> float:
+    """Returns the character in the middle of the answer, or of the passage if the answer is not known."""
     if not question.answer:
         return len(passage.text) / 2
     return question.answer_start + len(question.answer) / 2

@@ -1,9 +1,9 @@
-"""Where the sentences of a text are: a small rule, good enough to hold sentences out as queries.
+"""Splits texts into sentences by a simple rule, which suffices to take sentences out of passages as queries.
 
-A sentence ends at . ! ? or an ellipsis, with closing quotes and brackets, before white space that no lowercase letter
-follows; at their fullwidth forms and the ideographic full stop, with or without white space; and at an empty line. A
-full stop after a single letter or one of a few English abbreviations does not end one. Other abbreviations before a
-capital letter do, wrongly.
+A sentence ends at one of . ! ? or an ellipsis, and the closing quotes and brackets after it, if white space follows and
+then no lowercase letter; at the fullwidth forms of these marks and the ideographic full stop, also without white space;
+and at an empty line. A full stop after a single letter or one of a few English abbreviations does not end a sentence.
+Other abbreviations before a capital letter are mistaken for the end of one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ABBREVIATION = re.compile(
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Returns the first character of each sentence and the one behind it; white space between sentences is in none."""
+    """Returns the start and the end of each sentence as character offsets, without the white space between them."""
     spans, start = [], 0
     for match in _END.finditer(text):
         if _ends_sentence(text, match):
@@ -33,5 +33,5 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
         return True
     if text[match.end() : match.end() + 1].islower():
         return False
-    # The end of the search is the end of the text to the pattern.
+    # The pattern's "$" matches at the end of the searched region.
     return _ABBREVIATION.search(text, max(0, match.start() - 10), match.start() + 1) is None

@@ -92,10 +92,10 @@ class TestReading:
             ([{"id": "q"}], "the field 'text' is missing, there are ['id']"),
             (
                 [DANCE, {**DANCE, "answer_start": 10}],
-                "answer 'at noon' of question 1 does not stand at character 10 of",
+                "answer 'at noon' of question 1 is not at character 10 of",
             ),
-            ([{**DANCE, "answer_start": -1}], "the answer 'at noon' of question 0 does not stand at character -1"),
-            ([{**DANCE, "answer": None}], "the answer None of question 0 does not stand"),
+            ([{**DANCE, "answer_start": -1}], "the answer 'at noon' of question 0 is not at character -1"),
+            ([{**DANCE, "answer": None}], "the answer None of question 0 is not at character"),
             ([{**DANCE, "id": None}], "expected a string or an integer in 'id', got None"),
         ],
     )
@@ -157,7 +157,7 @@ class TestHoldingOut:
     def test_limits(self) -> None:
         assert next(hold_out_sentences([passage(*SENTENCES[:2])], min_sentences=2)).questions
         assert not next(hold_out_sentences([passage(*SENTENCES)], min_characters=60)).questions
-        with pytest.raises(ValueError, match="min_sentences: expected at least 2, of which one is left, got 1"):
+        with pytest.raises(ValueError, match="min_sentences: expected at least 2, of which one remains, got 1"):
             hold_out_sentences([], min_sentences=1)
 
     def test_the_embedded_passages(self) -> None:

@@ -19,7 +19,7 @@ from fair_evaluation import position_sensitivity_index
 from fair_evaluation.position_collections import (
     PLACES,
     PositionCollection,
-    PositionedQuery,
+    PositionQuery,
     build_collections,
     load_passages,
 )
@@ -308,7 +308,7 @@ def test_a_document_without_text_stops_the_index(make_encoder: MakeEncoder, tmp_
 def dataset() -> PositionDataset:
     documents = tuple({"docno": f"d{i}", "text": text} for i, text in enumerate(TEXTS))
     queries = tuple(
-        PositionedQuery(qid=f"q{i}", query=" ".join(text.split()[-2:]), docno=f"d{i}", place="end")
+        PositionQuery(qid=f"q{i}", query=" ".join(text.split()[-2:]), docno=f"d{i}", place="end")
         for i, text in enumerate(TEXTS)
     )
     return PositionDataset(PositionCollection(documents=documents, queries=queries))
