@@ -12,8 +12,8 @@ import pandas as pd
 import pyterrier as pt
 from filelock import FileLock
 
+from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
 from fair_indexing.files import new_folder, read_record, seal, synced_file
-from fair_indexing.manifest import DifferentEncoderError, EncoderRecord
 from pyterrier_fair.encoder import FairBiEncoder
 from pyterrier_fair.identity import EncoderState
 from pyterrier_fair.texts import read_texts
@@ -122,7 +122,7 @@ class _TextEncoder(pt.Transformer):
         return inp.assign(doc_vec=cast(Any, list(self.encoder.encode_docs(inp["text"].tolist()))))
 
 
-def _folder_of(folder: Path, record: EncoderRecord) -> Path:
+def _folder_of(folder: Path, record: EncoderIdentity) -> Path:
     values = {key: value for key, value in record.to_dict().items() if key != "model"}
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
     path = folder / digest
@@ -134,7 +134,7 @@ def _folder_of(folder: Path, record: EncoderRecord) -> Path:
             if not path.exists():
                 raise  # else another process was faster
     try:
-        there = EncoderRecord.from_dict(read_record(path / _RECORD))
+        there = EncoderIdentity.from_dict(read_record(path / _RECORD))
     except FileNotFoundError as error:
         raise ValueError(f"folder: {path} has no {_RECORD}, so nothing tells which encoder it is of") from error
     if lines := there.document_differences(record):

@@ -2,91 +2,79 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyterrier as pt
 import torch
 from pyterrier_dr import BiEncoder, SimFn
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration import DocumentCounts, FairConfig, FairSentenceTransformer, Summary, calibrate
-from fair_calibration.config import validate_positive_int
-from fair_indexing.encoding import encode_documents, resolve_normalize
-from pyterrier_fair.texts import check_texts
+from fair_calibration import DocumentCounts, EvenChunksSummary, FairConfig, FairSentenceTransformer, Summary, calibrate
+from fair_calibration.identity import resolve_normalize
+from fair_calibration.prompts import query_prompt
+from fair_calibration.settings import Settings, SettingsAttributes, choose_settings, setting_names
+from fair_calibration.texts import check_texts
+from fair_calibration.validation import validate_positive_int
+from fair_indexing.encode import Task, encode_texts
 from pyterrier_fair.transformers import FairDocEncoder, FairQueryEncoder, FairScorer
 
-_CONFIG_FIELDS = tuple(field.name for field in fields(FairConfig))
+_ENCODING = ("max_seq_length", "normalize", "batch_size", "text_field", "verbose", "device")
 
 
-class FairBiEncoder(BiEncoder):  # type: ignore[misc]
-    """A dense bi-encoder that finds what stands late in a document.
+class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
+    """A dense bi-encoder for PyTerrier that finds what stands late in a document.
 
-    Used as a transformer it encodes queries, encodes documents or scores, by the columns it is given::
+    As a transformer it encodes queries, encodes documents or scores pairs, depending on the columns it is given::
 
         fair_dense = FairBiEncoder("BAAI/bge-m3", strength=0.5)
         bm25 >> pt.text.get_text(dataset) >> fair_dense
         fair_dense.doc_encoder() >> FlexIndex("index.flex")
         fair_dense.query_encoder() >> FlexIndex("index.flex").np_retriever()
 
-    The model's own prompts are used for queries and documents. Every setting is a plain attribute that may be changed
-    at any time, by `pt.GridSearch` too, and is read when documents are encoded. Encoders with equal settings are
-    equal, so one grid search cannot vary two encoders in one pipeline that differ in nothing but the settings varied.
+    The model's own prompts are used for queries and documents. The settings of ``config`` are attributes as well
+    (``fair_dense.strength``). All attributes may be changed at any time, also by `pt.GridSearch`, and are read when
+    documents are encoded. Encoders with equal settings are equal, so one grid search cannot vary two encoders in one
+    pipeline that differ in nothing but the settings that are varied.
     """
 
     def __init__(
         self,
         model: str | os.PathLike[str] | SentenceTransformer,
+        config: Settings | str | None = None,
         *,
-        strength: float | None = None,
-        basket_size: int | None = None,
-        layers: Any = None,
-        pooling: str | None = None,
-        isolate: str | None = None,
-        isolated_share: str | float | None = None,
-        last_basket: str | None = None,
-        min_content: int | None = None,
-        chunk_size: int | None = None,
-        unit_size: int | None = None,
-        ridge: float | None = None,
         max_seq_length: int | None = None,
         normalize: bool | None = None,
         batch_size: int = 32,
         text_field: str = "text",
         verbose: bool = False,
         device: str | None = None,
+        **settings: Any,
     ) -> None:
         """Loads the model and calibrates it.
 
         Args:
             model: A Hugging Face name, a local folder, or a loaded SentenceTransformer, which stays as it is.
-            strength: As all settings down to ``ridge`` see `FairConfig`. None is what the model was calibrated or
-                saved with, if it was, and else the default.
-            basket_size: See `FairConfig`.
-            layers: See `FairConfig`.
-            pooling: See `FairConfig`.
-            isolate: See `FairConfig`.
-            isolated_share: See `FairConfig`.
-            last_basket: See `FairConfig`.
-            min_content: See `FairConfig`.
-            chunk_size: See `FairConfig`.
-            unit_size: See `FairConfig`.
-            ridge: See `FairConfig`.
-            max_seq_length: Where texts are truncated, in tokens; None is the model's.
-            normalize: Whether vectors get unit length, so that the dot product is the cosine; None does so where the
+            config: A `FairConfig`, an `EvenChunks` or the name of a preset; None means the settings that the model was
+                calibrated or saved with, or else the defaults.
+            max_seq_length: The number of tokens at which texts are truncated; None means the model's own.
+            normalize: Whether vectors get unit length, so that the dot product is the cosine; None means where the
                 model's similarity is the cosine.
-            batch_size: The most texts of a forward pass. Documents are bounded by tokens, too, see `encode_docs`: on a
-                GPU it may be high, so that short ones fill a batch.
-            text_field: The column of the documents' text.
+            batch_size: The most texts of a forward pass. Batches of documents are bounded by tokens as well (see
+                `encode_docs`), so on a GPU it may be high.
+            text_field: The column with the documents' text.
             verbose: Whether to show progress bars.
-            device: Where to run; None for the model's device, or a GPU if there is one. A loaded model moves along, as
-                the weights are shared.
+            device: The device to run on; None means the model's device, or a GPU if there is one. A loaded model moves
+                to it as well, as the weights are shared.
+            **settings: Single settings of ``config``, such as ``strength=0.5``.
 
         Raises:
-            TypeError: ``model`` is none of these.
+            TypeError: ``model`` is not a model name, a path or a SentenceTransformer, or a setting is unknown.
             ValueError: A setting is out of range, or the model cannot be calibrated.
         """
         super().__init__(batch_size=batch_size, text_field=text_field, verbose=verbose)
@@ -95,57 +83,33 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         self._calibrated: FairSentenceTransformer
         self._plain_max_seq_length: int | None
         self._load()
-        config = self._calibrated.fair_config.updated(
-            strength=strength,
-            basket_size=basket_size,
-            layers=layers,
-            pooling=pooling,
-            isolate=isolate,
-            isolated_share=isolated_share,
-            last_basket=last_basket,
-            min_content=min_content,
-            chunk_size=chunk_size,
-            unit_size=unit_size,
-            ridge=ridge,
-        )
-        self.strength = config.strength
-        self.basket_size = config.basket_size
-        self.layers = config.layers
-        self.pooling = config.pooling
-        self.isolate = config.isolate
-        self.isolated_share = config.isolated_share
-        self.last_basket = config.last_basket
-        self.min_content = config.min_content
-        self.chunk_size = config.chunk_size
-        self.unit_size = config.unit_size
-        self.ridge = config.ridge
+        self.config = choose_settings(config, settings, default=self._calibrated.fair_config)
         self.max_seq_length = max_seq_length
         self.normalize = normalize
         self._checked_batch_size(None)
-        # Settings that do not fit the model are said now, not at the first document.
-        calibrated = self.calibrated_model()
-        if self.chunk_size is not None:
-            calibrated.preprocess([""], task="document")
+        # Settings that do not fit the model are reported now, not when the first document is encoded.
+        self.calibrated_model().preprocess([""], task="document")
 
-    @classmethod
-    def from_config(
-        cls, model: str | os.PathLike[str] | SentenceTransformer, config: FairConfig, **kwargs: Any
-    ) -> FairBiEncoder:
-        """Builds an encoder from a `FairConfig`, such as one of `PRESETS`; ``kwargs`` are the other arguments."""
-        encoder = cls(model, **{name: getattr(config, name) for name in _CONFIG_FIELDS}, **kwargs)
-        encoder.min_content, encoder.chunk_size = config.min_content, config.chunk_size  # None is a setting here
-        encoder.calibrated_model()
-        return encoder
+    def attributes(self) -> list[pt.inspect.TransformerAttribute]:
+        """Returns the arguments that make this encoder, each setting by its name, for `pt.inspect` and schematics."""
+        names = ["model", *setting_names(self.config), *_ENCODING]
+        return [
+            pt.inspect.TransformerAttribute(
+                name, getattr(self, name), init_parameter_kind=inspect.Parameter.KEYWORD_ONLY
+            )
+            for name in names
+        ]
+
+    def apply_attributes(self, **attributes: Any) -> FairBiEncoder:
+        """Returns an encoder with some of the `attributes` changed."""
+        values = {attribute.name: attribute.value for attribute in self.attributes()} | attributes
+        config = type(self.config)(**{name: values.pop(name) for name in setting_names(self.config)})
+        return FairBiEncoder(config=config, **values)
 
     @property
-    def fair_config(self) -> FairConfig:
-        """The settings as they stand now.
-
-        Raises:
-            TypeError: An attribute was set to a value of the wrong type.
-            ValueError: An attribute was set to a value out of range.
-        """
-        return FairConfig(**{name: getattr(self, name) for name in _CONFIG_FIELDS})
+    def fair_config(self) -> Settings:
+        """The settings as they are now."""
+        return self.config
 
     @property
     def model_name(self) -> str:
@@ -165,20 +129,20 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         return SimFn.dot
 
     def calibrated_model(self) -> FairSentenceTransformer:
-        """Returns the model with the settings as they stand now.
+        """Returns the model with the settings as they are now.
 
         Raises:
-            ValueError: A setting was set out of range, or does not fit the model.
+            ValueError: A setting does not fit the model.
         """
         if self.model is not self._loaded[0] or self.device != self._loaded[1]:
             self._load()
-        config = self.fair_config
-        # The strength is an argument of each call: no new model for it.
-        if replace(config, strength=self._calibrated.fair_config.strength) != self._calibrated.fair_config:
-            self._calibrated = calibrate(self._calibrated, config)
-        if self.max_seq_length is not None:
-            validate_positive_int("max_seq_length", self.max_seq_length)
-        self._calibrated.max_seq_length = self.max_seq_length or self._plain_max_seq_length
+        # Before calibrating, as chunks may fit only the length that is asked for.
+        self._calibrated.max_seq_length = (
+            self._plain_max_seq_length if self.max_seq_length is None else self.max_seq_length
+        )
+        # The strength is an argument of each call, so a new strength needs no new model.
+        if replace(self.config, strength=self._calibrated.fair_config.strength) != self._calibrated.fair_config:
+            self._calibrated = calibrate(self._calibrated, self.config)
         return self._calibrated
 
     def _load(self) -> None:
@@ -194,10 +158,13 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         """How many documents were calibrated, too short or truncated since the last change of layout settings."""
         return self._calibrated.counts
 
-    def summary(self) -> Summary:
+    def summary(self) -> Summary | EvenChunksSummary:
         """Returns which layers, rows and mechanism are in use and what became of the documents; print it."""
-        summary = self.calibrated_model().summary()
-        return replace(summary, config=replace(summary.config, strength=self.fair_config.strength))
+        summary: Any = self.calibrated_model().summary()
+        result: Summary | EvenChunksSummary = replace(
+            summary, config=replace(summary.config, strength=self.config.strength)
+        )
+        return result
 
     def query_encoder(self, verbose: bool | None = None, batch_size: int | None = None) -> FairQueryEncoder:
         """Returns a transformer that adds ``query_vec``, from the plain model."""
@@ -239,7 +206,7 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         size = self._checked_batch_size(batch_size)
         parts = []
         for start in range(0, len(texts), size):
-            features = model.preprocess(texts[start : start + size], prompt=model.prompts.get("query"), task="query")
+            features = model.preprocess(texts[start : start + size], prompt=query_prompt(model) or None, task="query")
             features = {k: v.to(model.device) if torch.is_tensor(v) else v for k, v in features.items()}
             parts.append(model(features, task="query")["sentence_embedding"])
         if not parts:
@@ -250,30 +217,28 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         return torch.nn.functional.normalize(vectors) if self._unit_length(model) else vectors
 
     def _encode(
-        self, texts: Iterable[str], task: str, batch_size: int | None, verbose: bool | None
+        self, texts: Iterable[str], task: Task, batch_size: int | None, verbose: bool | None
     ) -> npt.NDArray[np.float32]:
         model = self.calibrated_model()
         if isinstance(texts, str):
             raise TypeError(f"texts: expected a list of str, got one str, {texts[:40]!r}")
         texts = list(texts)
-        check_texts(texts, range(len(texts)), column="texts", id_column="number")
-        size = self._checked_batch_size(batch_size)
-        verbose = self.verbose if verbose is None else verbose
-        if task == "document":
-            return encode_documents(model, texts, show_progress_bar=verbose, **self._document_settings(size))
-        if not texts:
-            return np.empty((0, model.get_embedding_dimension() or 0), dtype=np.float32)
-        vectors = model.encode_query(
-            texts, batch_size=size, show_progress_bar=verbose, normalize_embeddings=self._unit_length(model)
+        check_texts(texts, named="number")
+        vectors: npt.NDArray[np.float32] = encode_texts(
+            model,
+            texts,
+            task=task,
+            show_progress_bar=self.verbose if verbose is None else verbose,
+            **self._encoding_settings(batch_size),
         )
-        return np.asarray(vectors, dtype=np.float32)
+        return vectors
 
-    def _document_settings(self, batch_size: int | None) -> dict[str, Any]:
-        """The settings of `encode_documents`."""
+    def _encoding_settings(self, batch_size: int | None) -> dict[str, Any]:
+        """Returns the settings of the encoding engine."""
         return {
-            "max_documents": self._checked_batch_size(batch_size),
+            "batch_size": self._checked_batch_size(batch_size),
             "normalize": self._unit_length(self._calibrated),
-            "strength": self.fair_config.strength,
+            "strength": self.config.strength,
         }
 
     def _unit_length(self, model: FairSentenceTransformer) -> bool:
@@ -292,23 +257,16 @@ class FairBiEncoder(BiEncoder):  # type: ignore[misc]
         return (self._query_key(), self.fair_config)
 
     def __repr__(self) -> str:
-        default = FairConfig()
-        try:
-            config: Any = self.fair_config
-        except (TypeError, ValueError):
-            config = self  # what is set now is no config, but can be shown
-        settings = [f"strength={config.strength}"]
-        settings += [
-            f"{name}={value!r}"
-            for name in _CONFIG_FIELDS[1:]
-            if (value := getattr(config, name)) != getattr(default, name)
-        ]
+        default = type(self.config)()
+        changed = [n for n in setting_names(self.config) if getattr(self.config, n) != getattr(default, n)]
+        settings = [f"{name}={getattr(self.config, name)!r}" for name in dict.fromkeys(["strength", *changed])]
         settings += [
             f"{name}={value!r}"
             for name in ("max_seq_length", "normalize")
             if (value := getattr(self, name)) is not None
         ]
-        return f"FairBiEncoder({self.model_name!r}, {', '.join(settings)})"
+        way = "" if isinstance(self.config, FairConfig) else "EvenChunks, "
+        return f"FairBiEncoder({self.model_name!r}, {way}{', '.join(settings)})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FairBiEncoder):
@@ -327,4 +285,4 @@ def _load(model: object, device: str | None) -> FairSentenceTransformer:
         return fair if device is None else fair.to(device)
     if isinstance(model, (str, os.PathLike)):
         return FairSentenceTransformer(os.fspath(model), device=device)
-    raise TypeError(f"model: expected a name, a path or a SentenceTransformer, got {type(model).__name__}")
+    raise TypeError(f"model: expected a model name, a path or a SentenceTransformer, got {type(model).__name__}")

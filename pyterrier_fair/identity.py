@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fair_calibration.fingerprint import changeable_settings
-from fair_indexing.manifest import EncoderRecord
+from fair_calibration.identity import EncoderIdentity
 
 if TYPE_CHECKING:
     from pyterrier_fair.encoder import FairBiEncoder
@@ -18,14 +18,14 @@ class EncoderState:
     def __init__(self, encoder: FairBiEncoder) -> None:
         self.encoder = encoder
         self._settings: Any = None
-        self._record: EncoderRecord
+        self._record: EncoderIdentity
 
-    def record(self) -> EncoderRecord:
+    def record(self) -> EncoderIdentity:
         """Returns the record of the encoder's settings and weights as they stand now."""
         encoder = self.encoder
         settings = settings_of(encoder)
         if settings != self._settings:
-            self._record = EncoderRecord.of(
+            self._record = EncoderIdentity.of(
                 encoder.calibrated_model(),
                 name=name_of(encoder),
                 strength=encoder.fair_config.strength,

@@ -12,10 +12,10 @@ import pandas as pd
 import pyterrier as pt
 from pyterrier_dr import FlexIndex
 
+from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
 from fair_indexing.assemble import NO_SINGLE, assemble_flex, read_manifest
 from fair_indexing.build import SHARD_SIZE, build
 from fair_indexing.lock import locked
-from fair_indexing.manifest import DifferentEncoderError, EncoderRecord
 from fair_indexing.records import open_source
 from fair_indexing.shards import ShardFolder
 from pyterrier_fair.encoder import FairBiEncoder
@@ -132,7 +132,7 @@ class FairIndex(pt.Indexer):
         """Returns whether there is an index; it is there when it is complete, and not before."""
         return (Path(self.path) / "pt_meta.json").exists()
 
-    def record(self) -> EncoderRecord:
+    def record(self) -> EncoderIdentity:
         """Returns what made the vectors.
 
         Raises:

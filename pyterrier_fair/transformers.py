@@ -13,10 +13,11 @@ from pyterrier_dr import SimFn
 from pyterrier_dr.biencoder import BiDocEncoder, BiQueryEncoder, BiScorer
 from tqdm import tqdm
 
-from fair_indexing.encoding import DocumentEncoder
+from fair_calibration.texts import check_texts
+from fair_indexing.encode import TextEncoder
 from fair_indexing.stream import WINDOW, cut_windows, encode_windows
 from pyterrier_fair.identity import settings_of
-from pyterrier_fair.texts import check_columns, check_texts, read_texts
+from pyterrier_fair.texts import check_columns, read_texts
 
 if TYPE_CHECKING:
     from pyterrier_fair.encoder import FairBiEncoder
@@ -131,7 +132,7 @@ class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
                     v.document_frame(extra_columns=[field])
                     v.columns(includes=[field])
                 names = [record.get("docno", number) for number, record in enumerate(records)]
-                check_texts(texts, names, column=field, id_column="docno" if "docno" in records[0] else "row")
+                check_texts(texts, names, what=field, named="docno" if "docno" in records[0] else "row")
                 first = dict(zip(reversed(texts), reversed(names), strict=True))  # the first document of each text
                 place = {text: i for i, text in enumerate(first)}
                 read.append((records, [place[text] for text in texts]))
@@ -139,7 +140,7 @@ class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
 
         model = encoder.calibrated_model()
         settings = settings_of(encoder)
-        documents = DocumentEncoder(model, **encoder._document_settings(self.batch_size))
+        documents = TextEncoder(model, **encoder._encoding_settings(self.batch_size))
         total = len(inp) if isinstance(inp, Sized) else None
         with tqdm(total=total, desc="Encoding", unit="doc", smoothing=0, disable=not self.verbose) as bar:
             for _, vectors in encode_windows(documents, windows(), progress=bar.update):

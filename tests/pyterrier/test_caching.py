@@ -10,7 +10,7 @@ import pytest
 from pyterrier_caching import IndexerCache, KeyValueCache, ScorerCache
 from pyterrier_dr import FlexIndex
 
-from fair_indexing.manifest import DifferentEncoderError
+from fair_calibration.identity import DifferentEncoderError
 from pyterrier_fair import FairBiEncoder, FairDocCache, cache_path
 from tests.pyterrier.conftest import MakeEncoder
 
@@ -172,7 +172,7 @@ class TestDocCache:
         assert np.array_equal(vectors(again), vectors(found))
 
     def test_bad_texts(self, encoder: FairBiEncoder, docs: pd.DataFrame, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"text: 1 of 8 rows have no text \(docno 'd2'\)"):
+        with pytest.raises(ValueError, match=r"text: 1 of 8 texts are missing \(docno 'd2'\)"):
             FairDocCache(tmp_path, encoder)(docs.assign(text=[*docs["text"][:2], None, *docs["text"][3:]]))
 
     @pytest.mark.parametrize("column", ["text", "docno"])

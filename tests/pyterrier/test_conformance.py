@@ -117,9 +117,6 @@ SETTINGS: dict[str, Any] = {
     "isolated_share": "equal",
     "last_basket": "proportional",
     "min_content": 20,
-    "chunk_size": 24,
-    "unit_size": 8,
-    "ridge": 0.2,
     "max_seq_length": 64,
     "normalize": False,
     "batch_size": 3,
@@ -143,7 +140,6 @@ def test_attributes_left_out_are_none_or_the_default(make_encoder: MakeEncoder) 
     assert found["normalize"] is None
     assert found["max_seq_length"] is None
     assert found["min_content"] is None
-    assert found["chunk_size"] is None
     assert found["batch_size"] == 32
 
 

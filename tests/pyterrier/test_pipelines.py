@@ -297,7 +297,7 @@ def test_indexing_a_frame(
 def test_a_document_without_text_stops_the_index(make_encoder: MakeEncoder, tmp_path: Path) -> None:
     documents = [{"docno": "a", "text": "bal"}, {"docno": "b", "text": None}]
     index = FlexIndex(str(tmp_path / "index"), verbose=False)
-    with pytest.raises(ValueError, match=r"text: 1 of 2 rows have no text \(docno 'b'\)"):
+    with pytest.raises(ValueError, match=r"text: 1 of 2 texts are missing \(docno 'b'\)"):
         (make_encoder().doc_encoder() >> index).index(documents)
 
 

@@ -155,7 +155,7 @@ def test_streams_that_are_no_documents(encoder: FairBiEncoder) -> None:
     assert list(doc_encoder(iter([]))) == []
     with pytest.raises(pt.validate.InputValidationError, match="text"):
         list(doc_encoder([{"docno": "a", "body": "bal"}]))
-    with pytest.raises(ValueError, match=re.escape("text: 1 of 2 rows have no text (docno 'b')")):
+    with pytest.raises(ValueError, match=re.escape("text: 1 of 2 texts are missing (docno 'b')")):
         list(doc_encoder([{"docno": "a", "text": "bal"}, {"docno": "b"}]))
     with pytest.raises(TypeError, match=re.escape("text: expected str, got int (row 1)")):
         list(doc_encoder([{"text": "bal"}, {"text": 3}]))
@@ -221,14 +221,14 @@ def test_texts_that_are_no_strings(encoder: FairBiEncoder, values: list[Any], ki
 @pytest.mark.parametrize("dtype", ["object", "str", "string", "category"])
 def test_missing_texts_are_named(encoder: FairBiEncoder, missing: Any, dtype: str) -> None:
     values = pd.Series(["bal", missing, "gos", missing], dtype=object).astype(dtype)
-    text = re.escape("text: 2 of 4 rows have no text (docno 'b', 'd'); drop them, or fill them with ''")
+    text = re.escape("text: 2 of 4 texts are missing (docno 'b', 'd'); drop these records, or give them the text ''")
     docs = pd.DataFrame({"docno": list("abcd"), "text": values})
     for transformer in (encoder, encoder.doc_encoder()):
         with pytest.raises(ValueError, match=text):
             transformer(docs)
     topics = pd.DataFrame({"qid": list("abcd"), "query": values})
     for transformer in (encoder, encoder.query_encoder()):
-        with pytest.raises(ValueError, match=re.escape("query: 2 of 4 rows have no text (qid 'b', 'd')")):
+        with pytest.raises(ValueError, match=re.escape("query: 2 of 4 texts are missing (qid 'b', 'd')")):
             transformer(topics)
     both = pd.DataFrame({"qid": ["q"] * 4, "query": ["bal"] * 4, "docno": list("abcd"), "text": values})
     with pytest.raises(ValueError, match=text):
@@ -238,14 +238,14 @@ def test_missing_texts_are_named(encoder: FairBiEncoder, missing: Any, dtype: st
 
 def test_errors_name_the_first_few_records(encoder: FairBiEncoder) -> None:
     docs = pd.DataFrame({"docno": list(range(10, 18)), "text": [None] * 8})
-    text = "text: 8 of 8 rows have no text (docno 10, 11, 12, 13, 14, ...)"
+    text = "text: 8 of 8 texts are missing (docno 10, 11, 12, 13, 14, ...)"
     with pytest.raises(ValueError, match=re.escape(text)):
         encoder.doc_encoder()(docs)
 
 
 def test_errors_without_a_docno_name_the_rows(encoder: FairBiEncoder) -> None:
     docs = pd.DataFrame({"text": ["bal", None, "gos"]}, index=[5, 5, 6])
-    with pytest.raises(ValueError, match=re.escape("text: 1 of 3 rows have no text (row 5)")):
+    with pytest.raises(ValueError, match=re.escape("text: 1 of 3 texts are missing (row 5)")):
         encoder.doc_encoder()(docs)
 
 
@@ -266,7 +266,7 @@ def test_any_index(encoder: FairBiEncoder, docs: pd.DataFrame, index: list[Any])
 
 def test_missing_texts_in_a_frame_with_a_duplicate_index(encoder: FairBiEncoder) -> None:
     docs = pd.DataFrame({"docno": list("abc"), "text": ["bal", None, "gos"]}, index=[0, 0, 0])
-    with pytest.raises(ValueError, match=re.escape("text: 1 of 3 rows have no text (docno 'b')")):
+    with pytest.raises(ValueError, match=re.escape("text: 1 of 3 texts are missing (docno 'b')")):
         encoder.doc_encoder()(docs)
 
 
@@ -367,7 +367,7 @@ def test_text_field_is_live(make_encoder: MakeEncoder, docs: pd.DataFrame) -> No
     for transformer in (scorer, encoder):
         scores = transformer(frame).set_index("docno")["score"]
         np.testing.assert_allclose([scores[f"d{i}"] for i in range(8)], products, atol=1e-6)
-    with pytest.raises(ValueError, match=re.escape("body: 1 of 1 rows have no text (docno 'x')")):
+    with pytest.raises(ValueError, match=re.escape("body: 1 of 1 texts are missing (docno 'x')")):
         doc_encoder(pd.DataFrame({"docno": ["x"], "body": [None]}))
 
 
