@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from fair_calibration.identity import EncoderIdentity
 from fair_indexing.background import Background
+from fair_indexing.checkpoints import Checkpoint, count_checkpointed
 from fair_indexing.files import digest_strings
 from fair_indexing.lock import locked
 from fair_indexing.manifest import Manifest, check_same, describe_environment, environment_differences
@@ -28,6 +29,7 @@ from fair_indexing.shard import ShardEntry
 from fair_indexing.shards import Completion, ShardFolder
 from fair_indexing.stream import encode_windows
 from fair_indexing.text_encoder import TextEncoder, Vectors, default_tokens_per_batch
+from fair_indexing.tokenized import TokenizedTexts
 
 logger = logging.getLogger("fair_indexing")
 SHARD_SIZE = 4096
@@ -44,7 +46,7 @@ class Build(NamedTuple):
     Attributes:
         shards: Its folder.
         completion: How much it holds.
-        encoded: How many documents this run encoded; the others were there.
+        encoded: How many documents are in the shards that this run wrote; the other shards were there.
     """
 
     shards: ShardFolder
@@ -59,7 +61,7 @@ def build(
     *,
     strength: float | None = None,
     normalize: bool | None = None,
-    shard_size: int = SHARD_SIZE,
+    shard_size: int | None = None,
     resume: bool = True,
     docno_field: str = "docno",
     text_field: str = "text",
@@ -68,46 +70,102 @@ def build(
     devices: Sequence[str] | None = None,
     show_progress_bar: bool = True,
 ) -> Build:
-    """Encodes a collection into the shards of a folder.
+    """Encodes a collection into the shards of a folder, or resumes an interrupted build.
 
-    A run that ended early, in whatever way, is gone on with by the same call: complete shards are verified and compared
-    with the source, damaged ones encoded anew. The result is that of an uninterrupted run, byte for byte on the same
-    machine with the same versions, since every shard is encoded by itself. A complete build is verified likewise.
+    The same call resumes a build, however it was interrupted: complete shards are verified and compared with the
+    source, and damaged ones are encoded again. Batches of an unfinished shard are written to the disk every 30 seconds,
+    so that an interruption costs less than a minute of work. The result is that of an uninterrupted build, byte for
+    byte on the same machine with the same versions, since no batch holds documents of two shards.
 
     Args:
         model: A calibrated or a plain model.
-        source: The documents, see `open_source`. What can be read twice is checked whole before anything is encoded.
-        folder: Of the build; new, empty, or of a build that ended early.
-        strength: Overrides that of a calibrated model's config.
-        normalize: Whether vectors get unit length, so that the dot product is the cosine; None does so where the
-            model's similarity is the cosine.
-        shard_size: Documents per shard: what is lost at most when a run is killed, and what is kept in memory a few
-            times over.
-        resume: Whether to go on with a build that is there; False refuses a folder that holds one.
+        source: The documents, in any form that `open_source` reads. A source that can be read twice is checked
+            completely before anything is encoded.
+        folder: The output folder: new, empty, or holding an interrupted build.
+        strength: Overrides the strength of a calibrated model's settings.
+        normalize: Whether vectors are scaled to unit length, so that the dot product is the cosine; None does so if
+            the model's similarity is the cosine.
+        shard_size: The number of documents in a shard; memory holds a few shards at a time. None for that of the
+            build in the folder, or 4096 for a new build.
+        resume: Whether to resume a build in the folder; False raises an error if there is one.
         docno_field: The column or key of the docnos.
         text_field: The column or key of the texts.
-        model_name: What the index calls the model; None is the name that it was loaded by.
-        tokens_per_batch: See `encode_texts`.
-        devices: See `encode_stream`.
+        model_name: The name of the model in the index; None for the name that the model was loaded by.
+        tokens_per_batch: The most tokens of a forward pass, padding included; None for a default by device.
+        devices: Devices such as ["cuda:0", "cuda:1"], each of which encodes in a process of its own; None for the
+            model's device.
         show_progress_bar: Whether to show a bar with documents per second and the time left.
 
     Raises:
-        DifferentEncoderError: The folder's build has another encoder, other settings or another shard size.
-        SourceChangedError: The source is not the one that the folder's shards were encoded from.
+        DifferentEncoderError: The build in the folder has another encoder, other settings or another shard size.
+        SourceChangedError: The source is not the one that the shards in the folder were encoded from.
         FolderInUseError: Another process is writing the folder.
         ValueError: There are no documents, a record cannot be indexed, or a setting is out of range.
-        TypeError: A docno or text is no string.
-        OSError: The disk is full, or cannot be written; what is complete stays.
+        TypeError: A docno or a text is not a string.
+        OSError: The disk is full, or cannot be written. What is complete is kept.
+        KeyboardInterrupt: The user interrupted the build; a note says how much is kept.
     """
+    try:
+        return _build(
+            model,
+            source,
+            Path(folder),
+            settings={"tokens_per_batch": tokens_per_batch, "normalize": normalize, "strength": strength},
+            shard_size=shard_size,
+            resume=resume,
+            docno_field=docno_field,
+            text_field=text_field,
+            model_name=model_name,
+            devices=devices,
+            show_progress_bar=show_progress_bar,
+        )
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(describe_kept(folder))
+        raise
+
+
+def describe_kept(folder: str | os.PathLike[str]) -> str:
+    """Returns a sentence that says how many documents an interrupted build has encoded, and how to resume it."""
+    n, total = count_encoded(folder)
+    return (
+        f"{n}{'' if total is None else f' of {total}'} documents are kept in {os.fspath(folder)}; the same command resumes"
+    )
+
+
+def count_encoded(folder: str | os.PathLike[str]) -> tuple[int, int | None]:
+    """Returns how many documents a build holds, unfinished shards included, and how many its source has, if known."""
+    if not ShardFolder.exists(folder):
+        return 0, None
+    shards = ShardFolder(folder)
+    n = sum(entry.count for entry in shards.entries()) + count_checkpointed(shards.folder)
+    return n, shards.manifest.source.get("documents")
+
+
+def _build(
+    model: SentenceTransformer,
+    source: Any,
+    folder: Path,
+    *,
+    settings: dict[str, Any],
+    shard_size: int | None,
+    resume: bool,
+    docno_field: str,
+    text_field: str,
+    model_name: str | None,
+    devices: Sequence[str] | None,
+    show_progress_bar: bool,
+) -> Build:
     if devices is not None:
         check_devices(devices)
-        if tokens_per_batch is None:
-            tokens_per_batch = default_tokens_per_batch(torch.device(devices[0]))
+        if settings["tokens_per_batch"] is None:
+            settings["tokens_per_batch"] = default_tokens_per_batch(torch.device(devices[0]))
+    shard_size = resolve_shard_size(folder, shard_size)
     records = open_source(source, docno_field=docno_field, text_field=text_field).started()
-    settings: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "normalize": normalize, "strength": strength}
     encoder = TextEncoder(model, **settings)
     manifest = Manifest(
-        encoder=EncoderIdentity.of(model, name=model_name, strength=strength, normalize=normalize),
+        encoder=EncoderIdentity.of(
+            model, name=model_name, strength=settings["strength"], normalize=settings["normalize"]
+        ),
         shard_size=shard_size,
         source={"name": records.name, "documents": records.documents},
         environment=describe_environment(model, devices, tokens_per_batch=encoder.tokens_per_batch),
@@ -124,9 +182,16 @@ def build(
         )
         pool = nullcontext(encoder) if devices is None else PoolEncoder(model, devices, **settings)
         # Closed before the folder is unlocked: an error that is kept would keep what it is read from, and its thread.
-        with bar, pool as used, closing(_encode(used, pending, bar)) as encoded:
+        with bar, pool as used, closing(_encode(used, pending, shards.folder, bar)) as encoded:
             n_encoded = _write(shards, encoded)
         return Build(shards, shards.finish(pending.documents), n_encoded)
+
+
+def resolve_shard_size(folder: str | os.PathLike[str], shard_size: int | None) -> int:
+    """Returns the shard size of a build; None is that of the build in the folder, or the default for a new one."""
+    if shard_size is not None:
+        return shard_size
+    return ShardFolder(folder).shard_size if ShardFolder.exists(folder) else SHARD_SIZE
 
 
 @contextmanager
@@ -253,21 +318,34 @@ def _check(source: Source, shard_size: int, whole: Mapping[int, ShardEntry], sho
     return pending.documents
 
 
-def _encode(encoder: TextEncoder, pending: PendingShards, bar: tqdm[Any]) -> Generator[tuple[Window, Vectors]]:
-    """Encodes shard by shard; no batch has documents of two shards, so each is what it is alone."""
-    ends: deque[Window | None] = deque()  # of each part the shard, if it is the last one of it
+def _encode(
+    encoder: TextEncoder, pending: PendingShards, folder: Path, bar: tqdm[Any]
+) -> Generator[tuple[Window, Vectors]]:
+    """Encodes shard by shard; no batch holds documents of two shards, so shards do not depend on each other."""
+    # Of each part that is being encoded: the place of its first document, and the shard if this is its last part.
+    ends: deque[tuple[int, Window | None]] = deque()
 
     def parts() -> Iterator[tuple[list[str], list[str]]]:
         for shard in pending:
             slices = list(text_parts(shard.texts))
             for part in slices:
-                ends.append(shard if part is slices[-1] else None)
+                ends.append((shard.start + part.start, shard if part is slices[-1] else None))
                 yield shard.docnos[part], shard.texts[part]
 
     vectors: list[Vectors] = []
-    for _, encoded in encode_windows(encoder, parts(), progress=bar.update):
+    current: Checkpoint | None = None
+
+    def checkpoint(tokenized: TokenizedTexts) -> Checkpoint:
+        nonlocal current
+        current = Checkpoint(folder, ends[0][0], tokenized.texts)
+        return current
+
+    for _, encoded in encode_windows(encoder, parts(), progress=bar.update, checkpoint=checkpoint):
         vectors.append(encoded)
-        if (shard := ends.popleft()) is not None:
+        if (shard := ends.popleft()[1]) is None:
+            if current is not None:
+                current.save()
+        else:
             yield shard, np.concatenate(vectors)
             vectors = []
 

@@ -12,6 +12,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration.texts import show_names
+from fair_indexing.checkpoints import Checkpoint
 from fair_indexing.text_encoder import TextEncoder, Vectors, default_tokens_per_batch, is_out_of_memory
 from fair_indexing.tokenized import TokenizedTexts
 
@@ -79,14 +80,17 @@ class PoolEncoder(TextEncoder):
         self.model.stop_multi_process_pool(self._pool)
         self.model.to(self._home)
 
-    def encode(self, tokenized: TokenizedTexts, *, progress: Callable[[int], object] | None = None) -> Vectors:
-        """Encodes texts in the processes; arguments, result and errors are those of `TextEncoder.encode`."""
+    def _encode_batches(
+        self, tokenized: TokenizedTexts, progress: Callable[[int], object] | None, checkpoint: Checkpoint | None
+    ) -> Vectors:
+        """Encodes texts in the processes, class by class."""
         classes = defaultdict(list)  # by powers of two
         for i in sorted(range(len(tokenized.texts)), key=lambda i: -tokenized.lengths[i]):
             classes[tokenized.lengths[i].bit_length()].append(i)
         vectors = np.empty((len(tokenized.texts), self.model.get_embedding_dimension() or 0), dtype=np.float32)
         for indices in classes.values():
-            part = None
+            part = None if checkpoint is None else checkpoint.get(indices)
+            is_new = part is None
             while part is None:
                 size = len(self._batches(tokenized, indices)[0])
                 counts = self._counts()
@@ -94,10 +98,11 @@ class PoolEncoder(TextEncoder):
                 if part is None:
                     self._take_back(counts)
                     self._halve(tokenized, indices[:size])
+            if checkpoint is not None and is_new:
+                checkpoint.add(indices, torch.from_numpy(part))
             vectors[indices] = part
             if progress is not None:
                 progress(len(indices))
-        self._check_finite(vectors, tokenized.names)
         return vectors
 
     def _try_class(self, tokenized: TokenizedTexts, indices: list[int], size: int) -> Vectors | None:

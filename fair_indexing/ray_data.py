@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from fair_calibration.identity import EncoderIdentity
 from fair_calibration.validation import validate_positive_int
-from fair_indexing.build import SHARD_SIZE, Build, SourceChangedError, open_build
+from fair_indexing.build import Build, SourceChangedError, open_build, resolve_shard_size
 from fair_indexing.files import DamagedFileError, digest_strings, remove_parts
 from fair_indexing.manifest import Manifest
 from fair_indexing.records import Source, Window, open_source
@@ -49,7 +49,7 @@ def build_on_ray(
     num_gpus: float = 0,
     strength: float | None = None,
     normalize: bool | None = None,
-    shard_size: int = SHARD_SIZE,
+    shard_size: int | None = None,
     resume: bool = True,
     docno_field: str = "docno",
     text_field: str = "text",
@@ -116,7 +116,7 @@ def build_on_ray(
         encoder, environment = ray.get(describe.remote(load_model, model_name, settings))
     manifest = Manifest(
         encoder=EncoderIdentity.from_dict(encoder),
-        shard_size=shard_size,
+        shard_size=resolve_shard_size(folder, shard_size),
         source={"name": records.name, "documents": records.documents},
         environment=environment,
     )

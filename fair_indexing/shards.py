@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fair_indexing.checkpoints import remove_all_checkpoints, remove_checkpoints, repair_checkpoints
 from fair_indexing.duplicates import DocnoHashes
 from fair_indexing.files import DamagedFileError, read_record, remove_parts, sync, write_record
 from fair_indexing.manifest import Manifest
@@ -86,6 +87,13 @@ class ShardFolder:
         if starts := self.starts():
             raise ValueError(f"manifest: {self.folder} holds {_shards(starts)} of the one that is there; remove them")
         self._reopen()
+        old = self.manifest
+        if (old.encoder, old.shard_size, old.environment) != (
+            manifest.encoder,
+            manifest.shard_size,
+            manifest.environment,
+        ):
+            remove_all_checkpoints(self.folder)
         self._write_manifest(manifest)
 
     def note_documents(self, documents: int | None) -> None:
@@ -130,7 +138,9 @@ class ShardFolder:
             self._reopen()
         if start + len(docnos) > (self.manifest.source.get("documents") or math.inf):
             self.note_documents(None)  # a stream is longer than the source was
-        return write_shard(self._path(start), start, docnos, vectors, texts=texts)
+        entry = write_shard(self._path(start), start, docnos, vectors, texts=texts)
+        remove_checkpoints(self.folder, start, self.shard_size)
+        return entry
 
     def read(self, start: int) -> Shard:
         """Reads and verifies one shard.
@@ -188,6 +198,7 @@ class ShardFolder:
             shutil.rmtree(self._path(start))
         if damaged:
             sync(shards)
+        repair_checkpoints(self.folder, ((entry.start, entry.count) for entry in whole.values()))
         return whole, damaged
 
     def finish(self, documents: int) -> Completion:
@@ -218,6 +229,7 @@ class ShardFolder:
             docnos = read_docnos(self._path(entry.start), entry)
             hashes.add(docnos, entry.start, locate=lambda number: f"{self.folder}, document {number}")
         self.note_documents(documents)
+        remove_all_checkpoints(self.folder)
         completion = Completion(documents=documents, dimension=dimensions.pop(), shards=len(expected))
         write_record(self.folder / _COMPLETE, asdict(completion))
         return completion

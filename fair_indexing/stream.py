@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from fair_calibration.validation import validate_positive_int
 from fair_indexing.background import Background
+from fair_indexing.checkpoints import Checkpoint
 from fair_indexing.pool import PoolEncoder, check_devices
 from fair_indexing.text_encoder import Task, TextEncoder, Vectors
 from fair_indexing.tokenized import TokenizedTexts
@@ -101,6 +102,7 @@ def encode_windows(
     windows: Iterable[tuple[NamesT, Sequence[str]]],
     *,
     progress: Callable[[int], object] | None = None,
+    checkpoint: Callable[[TokenizedTexts], Checkpoint] | None = None,
 ) -> Iterator[tuple[NamesT, Vectors]]:
     """Encodes windows of texts, tokenizing the next window in another thread while one is encoded.
 
@@ -108,19 +110,25 @@ def encode_windows(
         encoder: Encodes the texts.
         windows: The names and the texts of each window.
         progress: Called with the number of texts that were encoded since the last call.
+        checkpoint: Gives the checkpoint of each window when it is about to be encoded; None for none.
 
     Yields:
         The names and the vectors, float32 (n, D), of each window.
     """
+
+    def encode(tokenized: TokenizedTexts) -> Vectors:
+        kept = None if checkpoint is None else checkpoint(tokenized)
+        return encoder.encode(tokenized, progress=progress, checkpoint=kept)
+
     with Background() as background:
         prepared: deque[tuple[NamesT, Future[TokenizedTexts]]] = deque()
         for names, texts in windows:
             prepared.append((names, background.submit(encoder.prepare, texts, names)))
             if len(prepared) > 1:
                 ready, tokenized = prepared.popleft()
-                yield ready, encoder.encode(tokenized.result(), progress=progress)
+                yield ready, encode(tokenized.result())
         for ready, tokenized in prepared:
-            yield ready, encoder.encode(tokenized.result(), progress=progress)
+            yield ready, encode(tokenized.result())
 
 
 def cut_windows(records: Iterable[tuple[T, str]], size: int) -> Iterator[tuple[list[T], list[str]]]:

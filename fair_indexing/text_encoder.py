@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from fair_calibration.limits import has_limit
 from fair_calibration.prompts import document_prompt, query_prompt
 from fair_calibration.texts import check_texts, show_names
 from fair_calibration.validation import validate_choice, validate_positive_int, validate_strength
+from fair_indexing.checkpoints import Checkpoint
 from fair_indexing.token_batches import token_batches
 from fair_indexing.tokenized import RowTokenizer, TokenizedTexts
 
@@ -106,12 +108,19 @@ class TextEncoder:
             lengths = [min(length, limit) for length in lengths]
         return TokenizedTexts(names, texts, lengths)
 
-    def encode(self, tokenized: TokenizedTexts, *, progress: Callable[[int], object] | None = None) -> Vectors:
+    def encode(
+        self,
+        tokenized: TokenizedTexts,
+        *,
+        progress: Callable[[int], object] | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> Vectors:
         """Encodes texts that `prepare` has tokenized.
 
         Args:
             tokenized: The texts.
             progress: Called after each batch with its number of texts.
+            checkpoint: Keeps the vectors of each batch on disk, and has those of an interrupted run; None for neither.
 
         Returns:
             float32 vectors of shape (n, D), in the order of the texts.
@@ -122,17 +131,34 @@ class TextEncoder:
         """
         if not tokenized.texts:
             return np.empty((0, self.model.get_embedding_dimension() or 0), dtype=np.float32)
+        try:
+            vectors = self._encode_batches(tokenized, progress, checkpoint)
+        except BaseException:
+            if checkpoint is not None:
+                with suppress(OSError):  # the error or the interruption itself is raised
+                    checkpoint.save()
+            raise
+        self._check_finite(vectors, tokenized.names)
+        return vectors
+
+    def _encode_batches(
+        self, tokenized: TokenizedTexts, progress: Callable[[int], object] | None, checkpoint: Checkpoint | None
+    ) -> Vectors:
         done: list[int] = []
         parts: list[torch.Tensor] = []
         batches = self._batches(tokenized, range(len(tokenized.texts)))
         while batches:
-            counts = self._counts()
-            part = self._try(tokenized, batches[0])
+            part = self._checkpointed(checkpoint, batches[0])
             if part is None:
-                self._take_back(counts)
-                self._halve(tokenized, batches[0])
-                batches = self._batches(tokenized, [i for batch in batches for i in batch])
-                continue
+                counts = self._counts()
+                part = self._try(tokenized, batches[0])
+                if part is None:
+                    self._take_back(counts)
+                    self._halve(tokenized, batches[0])
+                    batches = self._batches(tokenized, [i for batch in batches for i in batch])
+                    continue
+                if checkpoint is not None:
+                    checkpoint.add(batches[0], part)
             batch = batches.pop(0)
             parts.append(part)
             done += batch
@@ -140,8 +166,11 @@ class TextEncoder:
                 progress(len(batch))
         order = torch.tensor(done, device=parts[0].device).argsort()
         vectors: Vectors = torch.cat(parts)[order].cpu().numpy()
-        self._check_finite(vectors, tokenized.names)
         return vectors
+
+    def _checkpointed(self, checkpoint: Checkpoint | None, batch: list[int]) -> torch.Tensor | None:
+        vectors = None if checkpoint is None else checkpoint.get(batch)
+        return None if vectors is None else torch.from_numpy(vectors).to(self.model.device)
 
     @property
     def _noun(self) -> str:
