@@ -1,4 +1,4 @@
-"""How much attention each part of a document gets, layer by layer, before and after calibration."""
+"""Measures how much attention each part of a document gets in each layer, before and after calibration."""
 
 from __future__ import annotations
 
@@ -48,37 +48,38 @@ def attention_profile(
 ) -> pd.DataFrame:
     """Measures the attention that the baskets of documents get, in the plain and in the calibrated model.
 
-    For cls and last-token pooling it is the attention of the pooled token; for mean pooling the mean over all valid
-    tokens. Both columns are of forward passes of their own: ``share_calibrated`` is what a layer of the calibrated
-    model uses, and a layer above a calibrated one has other input than in the plain model. Masses are summed in log
-    space from float32 logits, also where the model runs in half precision; no L x L matrix is kept.
+    With cls and last-token pooling this is the attention of the pooled token, with mean pooling the mean over all valid
+    tokens. The plain and the calibrated model run in a forward pass each; so in a layer above a calibrated one the
+    input differs as well. Shares are computed in log space from float32 logits, also if the model runs in half
+    precision, and without an L x L matrix in memory.
 
     Args:
-        model: Plain or calibrated, of any kind that `fair_calibration.calibrate` accepts. It stays as it is.
+        model: A plain or calibrated model that `fair_calibration.calibrate` accepts. It is not changed.
         texts: The documents.
-        config: The settings of the calibration; None for the model's own, or the defaults.
-        strength: Overrides the config's.
-        per_head: Whether heads are told apart, or their mean is taken.
-        prompt: Put before every text; None is the prompt of ``model.encode_document``.
-        batch_size: Documents per forward pass.
-        show_progress_bar: Whether to show a bar.
+        config: The settings of the calibration; None means the model's own, or the defaults.
+        strength: Overrides the strength of the settings.
+        per_head: Whether to give a row for each head instead of the mean over heads.
+        prompt: The text that is put before every document; None means the prompt of ``model.encode_document``.
+        batch_size: The number of documents per forward pass.
+        show_progress_bar: Whether to show a progress bar.
 
     Returns:
-        One row per layer (, head), kind of document and segment, in this order:
+        One row per layer (and head), kind of document and segment, with the columns
 
-        - ``layer``, 0 the first; ``head`` if ``per_head``;
-        - ``n_baskets``: of the documents that the row is about, so that a third is not averaged with a quarter;
-          ``calibrated``: whether they have content enough to be calibrated;
-        - ``segment``: "bos", "basket", "eos", or "prompt" (all of a prompt that pooling leaves out); ``basket``: its
-          number from 0, missing for the others; ``first_token`` and ``last_token``: which content tokens the basket
-          holds, counted from 0, in the longest of the documents;
-        - ``tokens``: how many tokens the segment has on average; ``documents``: how many documents there are;
-        - ``share_plain`` and ``share_calibrated``: means over the documents (and heads). They sum to 1 over the
+        - ``layer`` and, if ``per_head``, ``head``, both counted from 0;
+        - ``n_baskets``: the number of baskets of the documents in this row; documents with different numbers are not
+          averaged; ``calibrated``: whether these documents are long enough to be calibrated;
+        - ``segment``: "bos", "basket", "eos", or "prompt" (the whole prompt, if pooling leaves it out); ``basket``: the
+          basket's number from 0, missing for other segments; ``first_token`` and ``last_token``: the content tokens of
+          the basket in the longest of the documents, counted from 0;
+        - ``tokens``: the mean number of tokens of the segment; ``documents``: the number of documents;
+        - ``share_plain`` and ``share_calibrated``: mean shares over documents (and heads). They sum to 1 over the
           segments.
 
     Raises:
-        TypeError: ``texts`` is one string, or holds something else than strings.
-        ValueError: The model cannot be calibrated, the settings do not fit it, or there are no texts.
+        TypeError: ``texts`` is a single string or has an element that is not a string, or the settings are not a
+            `FairConfig`.
+        ValueError: The model cannot be calibrated with these settings, or there are no texts.
     """
     strength = None if strength is None else validate_strength(strength)
     batch_size = validate_positive_int("batch_size", batch_size)
@@ -106,7 +107,7 @@ def attention_profile(
         raise ValueError("texts: expected at least one document, got none")
     if n_truncated:
         logger.warning(
-            "%d of %d documents are truncated at max_seq_length=%s tokens; the profile is of what is left of them",
+            "%d of %d documents are truncated at max_seq_length=%s tokens; the profile describes what the model reads.",
             n_truncated,
             n_documents,
             fair.max_seq_length,
@@ -143,7 +144,7 @@ def count_baskets(model: SentenceTransformer, texts: Iterable[str], *, batch_siz
 
 
 class _Segment(NamedTuple):
-    """A basket, an isolated token, or a prompt: where it stands among baskets and isolated tokens, and its length."""
+    """A basket, an isolated token or a prompt: its indices among baskets and isolated tokens, and its length."""
 
     name: str
     indices: list[int]
@@ -151,7 +152,7 @@ class _Segment(NamedTuple):
 
 
 def _segments(batch: Batch, sequence: int) -> list[_Segment]:
-    """Lists the segments of one document by where they stand in it; a prompt comes last."""
+    """Lists the segments of one document in their order in the text; a prompt comes last."""
     baskets, isolate = batch.baskets, batch.config.isolate
     first_isolated, n_isolated = baskets.n_baskets, baskets.isolated.shape[1]
     counts = baskets.segment_of_key[sequence].bincount(minlength=first_isolated + n_isolated + 1).tolist()
@@ -166,7 +167,7 @@ def _segments(batch: Batch, sequence: int) -> list[_Segment]:
 
 
 class _Group:
-    """Sums over documents with equally many segments."""
+    """Sums of shares over documents with the same number of segments."""
 
     def __init__(self, n_segments: int) -> None:
         self.names: list[str] = []
@@ -177,7 +178,7 @@ class _Group:
         self.calibrated: Array | float = 0.0
 
     def add(self, segments: list[_Segment], plain: Array, calibrated: Array) -> None:
-        """Adds a document's shares, (layers, H, N + I)."""
+        """Adds the shares of a document, shape (layers, H, N + I)."""
         self.names = [segment.name for segment in segments]
         self.documents += 1
         n_tokens = [segment.n_tokens for segment in segments]
@@ -187,7 +188,7 @@ class _Group:
         self.calibrated += _sum_indices(calibrated, segments)
 
     def frame(self, basket_size: int, *, per_head: bool) -> pd.DataFrame:
-        """Returns the means, one row per layer (, head) and segment."""
+        """Returns the mean shares, one row per layer (and head) and segment."""
         plain, calibrated = (np.asarray(sums) / self.documents for sums in (self.plain, self.calibrated))
         if not per_head:
             plain, calibrated = (shares.mean(1, keepdims=True) for shares in (plain, calibrated))
@@ -213,5 +214,5 @@ class _Group:
 
 
 def _sum_indices(shares: Array, segments: list[_Segment]) -> Array:
-    """Sums shares (..., N + I) over the indices of each segment."""
+    """Sums shares of shape (..., N + I) over the indices of each segment."""
     return np.stack([shares[..., segment.indices].sum(-1) for segment in segments], axis=-1)

@@ -1,4 +1,4 @@
-"""What the parts of documents get of the attention in one forward pass, read off the attention calls."""
+"""Measures the share of attention that each part of a document gets in one forward pass."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from torch import Tensor
 from fair_calibration.method.shares import MASKED, blended_shares
 from fair_evaluation.observation import Batch, Call, count_heads, row_logits
 
-_BLOCK_LOGITS = 4 * 2**20  # held at once
+_BLOCK_LOGITS = 4 * 2**20  # logits in memory at once
 
 Array = NDArray[np.float64]
 
 
 class ShareObserver:
-    """Takes down how the rows that make the document vectors share out their attention in one forward pass.
+    """Records how the pooled rows distribute their attention over baskets and isolated tokens in one forward pass.
 
     Attributes:
-        shares: One float64 array (B, H, N + I) per layer: baskets, then isolated tokens.
+        shares: One float64 array of shape (B, H, N + I) per layer: the baskets, then the isolated tokens.
     """
 
     def __init__(self, batch: Batch, strength: float) -> None:
-        """Observes a pass over ``batch`` at ``strength``, 0 for the plain model."""
+        """Prepares for a pass over ``batch`` at ``strength``; 0 means the plain model."""
         self.batch = batch
         self.strength = strength
         self.shares: list[Array] = []
 
     def __call__(self, layer: int, call: Call) -> None:
-        """Takes down one layer's."""
+        """Records the shares of one layer."""
         shares = [self._mean_shares(layer, call, i) for i in range(len(self.batch.baskets.valid))]
         self.shares.append(torch.stack(shares).cpu().numpy())
 
     def of_document(self, sequence: int) -> Array:
-        """Returns one document's shares, (layers, H, N + I)."""
+        """Returns the shares of one document, shape (layers, H, N + I)."""
         return np.stack([layer[sequence] for layer in self.shares])
 
     def _mean_shares(self, layer: int, call: Call, sequence: int) -> Tensor:
-        """Returns the mean over the rows, float64 (H, N + I)."""
+        """Returns the mean shares over the rows, float64, shape (H, N + I)."""
         baskets = self.batch.baskets
         is_calibrated = layer in self.batch.layers and baskets.is_calibrated[sequence]
         strength = self.strength if is_calibrated else 0.0
@@ -54,7 +54,7 @@ class ShareObserver:
         return torch.stack(sums).sum(0).T / n_rows
 
     def _block_shares(self, call: Call, sequence: int, rows: slice, strength: float) -> Tensor:
-        """Returns the shares of some rows, float32 (N + I, H, l)."""
+        """Returns the shares of some rows, float32, shape (N + I, H, l)."""
         baskets = self.batch.baskets
         first, stop = baskets.valid[sequence]
         logits, visible = row_logits(call, sequence, rows, slice(first, stop))

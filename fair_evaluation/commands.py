@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 EMBEDDED = "embedded"
 """Stands for the texts that come with the package, where a command takes a file of texts."""
-_NEXT_TUNE = f"Next: {PROGRAM} tune MODEL TEXTS chooses a strength for these documents."
 
 
 def add_truncation(parser: argparse.ArgumentParser) -> None:
@@ -61,25 +61,25 @@ def run_attention(args: argparse.Namespace) -> None:
     if args.baskets is not None and args.plot is None:
         raise ValueError("--baskets: it chooses the documents that are drawn, so it needs --plot")
     _check_outputs(args)
-    texts: Any = _open_texts(args)
+    texts = list(_open_texts(args))
     from fair_evaluation.attention_profile import attention_profile, count_baskets
     from fair_evaluation.plots import plot_attention
+    from fair_evaluation.truncation import summarize_truncation
 
     fair = _load_calibrated(args)
     if args.baskets is not None:  # before anything is encoded
-        texts = list(texts)
         found = count_baskets(fair, texts)
         if args.baskets not in found:
             raise ValueError(f"--baskets: there are documents of {sorted(found)} baskets, none of {args.baskets}")
     profile = attention_profile(fair, texts, show_progress_bar=not args.quiet)
     _print_table(profile, args)
     print(_describe_attention(profile))
+    if (summary := summarize_truncation(fair, texts)).truncated:
+        print(f"{summary.truncated} of {summary.documents} documents are truncated: {_remedy(fair, summary)}")
     if args.plot is not None:
         plot_attention(profile, n_baskets=args.baskets).savefig(args.plot)
         print(f"Picture: {args.plot}")
-    print(
-        f"Next: {PROGRAM} reflection MODEL TEXTS --compare shows what this does to the document vectors; {_NEXT_TUNE}"
-    )
+    print(f"Next: {_command('reflection', args)} --compare shows what this does to the document vectors.")
 
 
 def add_reflection(parser: argparse.ArgumentParser) -> None:
@@ -132,11 +132,11 @@ def run_reflection(args: argparse.Namespace) -> None:
         "similarity fell at every position, the vectors have become less specific, and retrieval may be worse."
     )
     if summary.truncated:
-        print(f"Truncated documents are left out; {_remedy(fair, summary)}")
+        print(f"{summary.truncated} documents are left out, as they would be truncated: {_remedy(fair, summary)}")
     if args.plot is not None:
         plot_reflection(results).savefig(args.plot)
         print(f"Picture: {args.plot}")
-    print(_NEXT_TUNE)
+    print(f"Next: {_command('tune', args)} chooses a strength for these documents.")
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
@@ -172,9 +172,10 @@ def run_tune(args: argparse.Namespace) -> None:
     )
     print(result)
     if result.counts.truncated:
-        print(f"Truncated documents: {_remedy(model, summarize_truncation(model, texts))}")
+        print(f"Documents were cut: {_remedy(model, summarize_truncation(model, texts))}")
     print(
-        "Next: give these settings to calibrate(model, FairConfig.from_json(...)), or as --config to other commands.\n"
+        "Next: give these settings to calibrate(model, FairConfig.from_json(...)) in Python, or as --config to other "
+        "commands.\n"
         f"as JSON: {result.config.to_json()}"
     )
 
@@ -414,6 +415,12 @@ def _load_calibrated(args: argparse.Namespace) -> FairSentenceTransformer:
         fair.max_seq_length = args.max_seq_length
     fair.fair.counter.mute()  # its warning names attributes of Python; the commands name --max-seq-length
     return fair
+
+
+def _command(name: str, args: argparse.Namespace) -> str:
+    """Returns the command line of another command for the same model and documents."""
+    length = [] if args.max_seq_length is None else ["--max-seq-length", str(args.max_seq_length)]
+    return shlex.join([PROGRAM, name, args.model, args.texts, *length])
 
 
 def _position_limit(model: SentenceTransformer) -> int | None:

@@ -1,4 +1,4 @@
-"""Documents as a model sees them: with its document prompt, its special tokens, and nothing cut off."""
+"""Documents as a model tokenizes them, with its prompt and special tokens, and how much of them it reads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from fair_calibration.routes import document_path
 
 
 def max_document_tokens(model: SentenceTransformer) -> int | None:
-    """Returns how many tokens of a document the model reads, prompt and special tokens included; None for all."""
+    """Returns how many tokens of a document a model reads, with prompt and special tokens; None without a limit."""
     first = document_path(model)[0]
     if isinstance(first, EvenChunksTransformer) and first.fair_config.strength > 0:
         return None  # documents are cut into chunks, and all of these are read
-    limit = getattr(first, "max_seq_length", None)
+    limit = getattr(first, "document_length", None)  # the transformer's own limit for documents, if it has one
+    limit = getattr(first, "max_seq_length", None) if limit is None else limit
     return limit if has_limit(limit) else None
 
 
@@ -27,12 +28,12 @@ def count_tokens(model: SentenceTransformer, texts: Sequence[str], *, prompt: st
     """Counts the tokens of documents before truncation.
 
     Args:
-        model: Its own preprocessing makes the tokens, so that they are the ones it would encode.
+        model: The model, whose own preprocessing tokenizes the documents.
         texts: One batch of documents.
-        prompt: Put before every text.
+        prompt: The text that is put before every document.
 
     Returns:
-        One number per text; prompt and special tokens are counted.
+        The number of tokens of each document, with prompt and special tokens.
     """
     settings: dict[str, Any] = {
         "prompt": prompt or None,
@@ -50,10 +51,10 @@ def count_tokens(model: SentenceTransformer, texts: Sequence[str], *, prompt: st
 
 
 def batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yields lists of ``size`` texts, the last one shorter.
+    """Yields lists of ``size`` texts; the last one may be shorter.
 
     Raises:
-        TypeError: ``texts`` is one string, or holds something else than strings.
+        TypeError: ``texts`` is a single string, or has an element that is not a string.
     """
     if isinstance(texts, str):
         raise TypeError("texts: expected an iterable of strings, got one string; put it into a list")

@@ -1,7 +1,7 @@
-"""Measures over position groups: PSI, harmonic mean and slope. The one place where they are computed.
+"""Measures over position groups: PSI, harmonic mean and slope. All of the project takes them from here.
 
-Each comes for one list of group scores, as a float, and for many at once (resamples), along the last axis of an array.
-Imports numpy alone, so that everything in the project can take its numbers from here.
+Each has a function for one list of group scores, which checks them, and one for arrays of resamples, along the last
+axis. The module imports NumPy alone.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Array = NDArray[np.float64]
 
 
 def position_sensitivity_index(scores: Sequence[float] | Array) -> float:
-    """Computes PSI = 1 - min / max of the scores of position groups: 0 is position-fair (PosIR, arXiv 2601.08363).
+    """Computes PSI, the position sensitivity index: 1 - min / max of the scores of position groups; 0 is position-fair.
 
-    Sampling error alone makes it greater than 0, the more so the more and the smaller the groups (see
-    `fair_evaluation.evaluation`).
+    It was introduced with PosIR (arXiv 2601.08363). Sampling error alone makes it greater than 0, the more so the more
+    groups there are and the fewer queries they have (`fair_evaluation.position_evaluation`).
 
     Args:
-        scores: The mean score of each group, none negative, shape (G,).
+        scores: The mean score of each group, nonnegative, shape (G,).
 
     Returns:
         The index, in [0, 1]; 0 where every group's score is 0, and for one group.
@@ -33,26 +33,32 @@ def position_sensitivity_index(scores: Sequence[float] | Array) -> float:
 
 
 def harmonic_mean(scores: Sequence[float] | Array) -> float:
-    """Computes the harmonic mean of group scores, low as soon as one group is; 0 where one group's score is 0.
+    """Computes the harmonic mean of group scores, which is low as soon as one group's score is low.
 
     Args:
-        scores: As in `position_sensitivity_index`, with the same errors.
+        scores: The mean score of each group, nonnegative, shape (G,).
+
+    Returns:
+        The mean; 0 if one group's score is 0.
+
+    Raises:
+        ValueError: There are no scores, or one is negative, infinite or NaN.
     """
     return float(harmonic_mean_of_rows(_checked(scores)))
 
 
 def slope(positions: Sequence[float] | Array, scores: Sequence[float] | Array) -> float | None:
-    """Computes the slope of the least-squares line of score over position, each group counting the same.
+    """Computes the slope of the least-squares line of score over position, with equal weight for each group.
 
     Args:
-        positions: Where each group stands, shape (G,), such as 0 to 1 from the beginning of documents to their end.
-        scores: As in `position_sensitivity_index`, with the same errors.
+        positions: The position of each group, shape (G,), such as 0 for the beginning of documents to 1 for their end.
+        scores: The mean score of each group, nonnegative, shape (G,).
 
     Returns:
-        Score per unit of position, negative where the beginning is favoured; None with fewer than two positions.
+        Score per unit of position, negative if the beginning is favoured; None with fewer than two different positions.
 
     Raises:
-        ValueError: There are not as many positions as scores, or one is no finite number.
+        ValueError: There are no scores, one is negative, infinite or NaN, or positions are not as many finite numbers.
     """
     values, places = _checked(scores), np.asarray(positions, dtype=np.float64)
     if places.shape != values.shape or not np.isfinite(places).all():
@@ -70,7 +76,7 @@ def psi_of_rows(means: Array) -> Array:
 def harmonic_mean_of_rows(means: Array) -> Array:
     """Computes the harmonic mean along the last axis: (..., G) nonnegative group means to (...)."""
     lowest = means.min(axis=-1)
-    # Divided by the least mean, no reciprocal overflows where means are tiny.
+    # Reciprocals of the means divided by the smallest one do not overflow where means are tiny.
     ratios = (lowest[..., None] / np.where(means > 0, means, 1.0)).sum(axis=-1)
     return np.asarray(lowest * means.shape[-1] / np.where(lowest > 0, ratios, 1.0))
 

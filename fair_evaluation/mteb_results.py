@@ -1,4 +1,4 @@
-"""Evaluation by position of results that MTEB saved, without MTEB."""
+"""Evaluation by position of results that MTEB saved; MTEB itself need not be installed."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ _SCORE = "ndcg_at_10"
 def from_mteb(
     result: Mapping[str, Any] | str | os.PathLike[str], *, name: str | None = None
 ) -> dict[str, PositionEvaluation]:
-    """Evaluates the result of a task of `mteb_fair` by position.
+    """Evaluates the result of a position task of `mteb_fair`.
 
-    Such a result has the mean score and the number of queries of each group, and no scores of queries: there are no
-    intervals, no rank correlation and no `psi_test`. For these, have MTEB save its rankings (``prediction_folder``) and
-    use `from_run`.
+    Such a result has the mean score and the number of queries of each group, but no scores of single queries. So there
+    are no intervals, no rank correlation and no `psi_test`. To get these, have MTEB save its rankings
+    (``prediction_folder``) and use `from_run`.
 
     Args:
         result: The path of the task's JSON file, or its content.
-        name: What is evaluated; None for the name of the task.
+        name: The name of the system; None means the name of the task.
 
     Returns:
-        The evaluation of each subset (language), by its name; ``lengths`` has PosIR's length classes, q1 to q4.
+        The evaluation of each subset (language) by name; ``lengths`` has the length classes of PosIR, q1 to q4.
 
     Raises:
-        ValueError: This is no result of MTEB's, or none of a task with position groups, or of several splits.
+        OSError: The file cannot be read.
+        ValueError: The file is not a result of MTEB with one split, or its task has no position groups.
     """
     where = "result" if isinstance(result, Mapping) else os.fspath(result)
     content = result if isinstance(result, Mapping) else json.loads(Path(result).read_text(encoding="utf-8"))
     splits = content.get("scores") if isinstance(content, Mapping) else None
     if not isinstance(splits, Mapping) or len(splits) != 1:
         raise ValueError(
-            f"{where}: expected a result of MTEB's with the scores of one split, got {_keys(splits or content)}"
+            f"{where}: expected a result of MTEB with the scores of one split, got {_keys(splits or content)}"
         )
     (entries,) = splits.values()
     name = str(content.get("task_name", "")) if name is None else name
@@ -56,7 +57,7 @@ def _evaluate(entry: Mapping[str, Any], name: str, where: str) -> PositionEvalua
             f"{where}: expected scores of position groups, such as 'end_{_SCORE}' and 'end_n', which the tasks of "
             f"mteb_fair have; got {_keys(entry)}"
         )
-    # A partition by length has measures of its own: q1_psi beside q1_bin00_n.
+    # A length class has measures of its own: q1_psi beside q1_bin00_n.
     partitions = [key.removesuffix("_psi") for key in entry if key.endswith("_psi")]
     members = {p: [group for group in groups if group.startswith(f"{p}_")] for p in partitions}
     inner = {group for found in members.values() for group in found}
@@ -91,7 +92,7 @@ def _measure(
         slope=slope(filled["position"].to_numpy(), means) if known else None,
         rank_correlation=None,
         lengths=lengths or {},
-        notes=(f"no queries in {', '.join(empty)}, which count for nothing in the measures",) if empty else (),
+        notes=(f"no queries in {', '.join(empty)}: the measures leave these groups out",) if empty else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""Looking into a model's attention: forward passes whose attention calls are shown to an observer."""
+"""Runs forward passes in which an observer sees every attention call."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fair_calibration.transformer import FairTransformer
 
 Call = FusedCall | SoftmaxCall
 Observer = Callable[[int, Call], None]
-"""Is shown the number of a layer, 0 the first, and its attention call before that runs."""
+"""Called with the index of a layer and its attention call, before the call runs."""
 
 
 class Batch(NamedTuple):
     """Tokenized documents, on the model's device.
 
     Attributes:
-        features: What the transformer takes.
-        baskets: Their geometry.
-        config: The model's settings, with nothing left on "auto".
-        layers: The calibrated layers.
-        n_truncated: How many of the documents were cut off.
+        features: The input of the transformer.
+        baskets: The baskets and isolated tokens of the documents.
+        config: The model's settings, with no setting left on "auto".
+        layers: The indices of the calibrated layers.
+        n_truncated: The number of documents that were cut off.
     """
 
     features: dict[str, Any]
@@ -41,12 +41,12 @@ class Batch(NamedTuple):
 
 @dataclass
 class ObservedPass:
-    """Handles the attention calls of one forward pass: shows each to ``observe``, then runs it.
+    """Handles the attention calls of one forward pass: shows each to the observer, then runs it.
 
     Attributes:
-        observe: Sees every call.
-        calibrated: What runs the calls; None runs the plain attention.
-        n_calls: How many calls have been made so far.
+        observe: The observer.
+        calibrated: Runs the calls with calibration; None runs the plain attention.
+        n_calls: The number of calls so far.
     """
 
     observe: Observer
@@ -84,7 +84,7 @@ def calibrate_attention(model: SentenceTransformer, config: FairConfig | None = 
 
 
 def load_batch(model: FairSentenceTransformer, texts: Sequence[str], *, prompt: str) -> Batch:
-    """Tokenizes documents as the model does before encoding them, truncation included."""
+    """Tokenizes documents as the model does before encoding them, with truncation."""
     fair = cast(FairTransformer, model.fair)
     features, n_truncated = fair.tokenize_documents(list(texts), prompt or None, strength=0.0, task="document")
     features = {name: v.to(model.device) if isinstance(v, Tensor) else v for name, v in features.items()}
@@ -100,10 +100,10 @@ def observe_attention(
     """Runs the transformer over a batch and shows every attention call to ``observe``.
 
     Args:
-        model: A calibrated model in evaluation mode; its counts stay as they are.
-        batch: From `load_batch`.
-        observe: Called before each attention runs.
-        strength: Of the calibration; 0 runs the plain model.
+        model: A calibrated model in evaluation mode. Its document counts do not change.
+        batch: The documents, from `load_batch`.
+        observe: Called before each attention call runs.
+        strength: The strength of the calibration; 0 runs the plain model.
     """
     calibrated = None
     if strength > 0 and any(batch.baskets.is_calibrated):
@@ -119,13 +119,15 @@ def row_logits(
 
     Args:
         call: The attention call.
-        sequence: Which sequence of the batch.
-        rows: Which l rows, with explicit start and stop.
-        keys: Which n keys, likewise.
-        dtype: What they are computed in, float32 or float64. A `SoftmaxCall` has them already, in the model's dtype.
+        sequence: The index of the sequence in the batch.
+        rows: The l rows, with explicit start and stop.
+        keys: The n keys, with explicit start and stop.
+        dtype: The dtype of the computation, float32 or float64. The logits of a `SoftmaxCall` have been computed
+            already, in the model's dtype.
 
     Returns:
-        The logits (H, l, n), and which keys each row sees, bool (1 or H, l, n); padding is not told apart.
+        The logits, shape (H, l, n), and a mask of the keys that each row sees, bool, shape (1 or H, l, n). The mask
+        does not exclude padding.
     """
     if isinstance(call, SoftmaxCall):
         block = call.logits[sequence, :, rows, keys].to(dtype)
@@ -144,5 +146,5 @@ def row_logits(
 
 
 def count_heads(call: Call) -> int:
-    """Returns H."""
+    """Returns the number of attention heads, H."""
     return (call.logits if isinstance(call, SoftmaxCall) else call.query).shape[1]

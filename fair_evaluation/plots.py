@@ -1,4 +1,4 @@
-"""Figures of position-fair evaluation, for papers. They are returned, not shown: ``figure.savefig("name.pdf")``."""
+"""Draws figures of evaluations by position. They are returned and not shown: ``figure.savefig("name.pdf")``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def plot_attention(profile: pd.DataFrame, *, n_baskets: int | None = None) -> Figure:
-    """Draws two heat maps side by side: the attention of each segment in each layer, before and after calibration.
+    """Draws the attention of each segment in each layer as two heat maps, before and after calibration.
 
     Args:
-        profile: From `attention_profile`, of all heads or per head; heads are averaged.
+        profile: The result of `attention_profile`. With rows per head, the mean over heads is drawn.
         n_baskets: Draws the documents with this number of baskets; None means the number that most of them have.
 
     Raises:
@@ -41,7 +41,7 @@ def plot_attention(profile: pd.DataFrame, *, n_baskets: int | None = None) -> Fi
         ]
     )
     labels = list(dict.fromkeys(of_these["label"]))
-    # Documents that are calibrated and documents that are not may both have so many baskets.
+    # There may be calibrated documents and too short ones with the same number of baskets.
     by = [of_these["layer"], of_these["label"]]
     n_documents = of_these["documents"].groupby(by, sort=False).sum()
     tables = {
@@ -71,11 +71,11 @@ def commonest_baskets(profile: pd.DataFrame) -> int:
 
 
 def plot_reflection(reflections: Mapping[str, Reflection], *, by: str = "position") -> Figure:
-    """Draws the similarity of document and segment by position, one line with its interval per model.
+    """Draws the similarity of document and segment by position, with one line and its interval per model.
 
     Args:
-        reflections: From `segment_reflection`, by the name for the legend.
-        by: "position", "as_written" or "content".
+        reflections: Results of `segment_reflection`, by the name in the legend.
+        by: The rows to draw: "position", "as_written" or "content".
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -105,14 +105,14 @@ def plot_groups(scores: pd.DataFrame, *, ylabel: str = "nDCG@10") -> Figure:
     """Draws the mean scores of position groups with their intervals, one line per system.
 
     Args:
-        scores: With the columns ``name`` (the system), ``group``, ``mean``, ``low`` and ``high``; systems and groups
-            are drawn in the order in which they first occur.
-        ylabel: What the scores are.
+        scores: A frame with the columns ``name`` (the system), ``group``, ``mean``, ``low`` and ``high``. Systems and
+            groups are drawn in the order in which they first occur.
+        ylabel: The name of the measure.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: A column is missing, there are no rows, a group of a system occurs twice, or a mean is outside of
-            its interval.
+        ValueError: A column is missing, there are no rows, a group of a system occurs twice, or a mean is outside its
+            interval.
     """
     _require(scores, "scores", ("name", "group", "mean", "low", "high"))
     if scores.duplicated(["name", "group"]).any():
@@ -124,7 +124,7 @@ def plot_groups(scores: pd.DataFrame, *, ylabel: str = "nDCG@10") -> Figure:
     names = list(dict.fromkeys(scores["name"]))
     figure = _figure(max(4.5, 1.0 + 0.9 * len(groups)), 3.2)
     ax = figure.subplots()
-    # Side by side, so that intervals do not hide each other.
+    # Shifted, so that the intervals of different systems do not overlap.
     for shift, name in zip(np.linspace(-0.15, 0.15, len(names)) if len(names) > 1 else [0.0], names, strict=True):
         of_name = scores[scores["name"] == name]
         x = np.array([groups.index(group) for group in of_name["group"]]) + shift
@@ -137,7 +137,7 @@ def plot_groups(scores: pd.DataFrame, *, ylabel: str = "nDCG@10") -> Figure:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """Makes a figure, in inches, that belongs to no window and no global state."""
+    """Creates a figure of a size in inches, without a window and outside pyplot's global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -1,13 +1,13 @@
 """Evaluation by position: group means, PSI, harmonic mean, slope and rank correlation, with bootstrap intervals.
 
-Intervals are from resampled queries, or units of queries (see `evaluate_positions` and `fair_evaluation.resampling`).
+Intervals come from resampling queries, or units of queries (`fair_evaluation.resampling`).
 
 - Group means, mean, harmonic mean, slope and rank correlation have percentile intervals.
-- PSI is made of a minimum and a maximum, which sampling error alone drives apart: it is biased upward, and a resample
-  of a sample doubly so. Its interval therefore is the basic (reverse percentile) one, cut to [0, 1], which takes some
-  of that bias off; it may lie below PSI itself. PSI and its interval describe; `psi_test` is what decides.
+- PSI is computed from a minimum and a maximum, which sampling error alone drives apart: it is biased upward, and in
+  resamples twice as much. So its interval is the basic (reverse percentile) one, clipped to [0, 1], which corrects for
+  some of the bias; it may lie below PSI itself. To decide whether two systems differ, use `psi_test`.
 
-How much greater than the truth PSI is on average, simulated with nDCG@10 of independent queries:
+Bias of PSI (mean of the estimates minus the true value), simulated with nDCG@10 of independent queries:
 
     queries in each group                   25     50    100    200   1000
     fair, mean .93, 3 groups              .064   .044   .032   .022   .010
@@ -17,9 +17,9 @@ How much greater than the truth PSI is on average, simulated with nDCG@10 of ind
     true PSI .16, mean .89, 3 groups      .002  -.001   .004   .001   .000
     true PSI .16, mean .89, 20 groups     .070   .040   .023   .012   .002
 
-So PSIs compare only between systems on the same queries, groups and about the same level. 95 % intervals held the truth
-(300 simulations each): of group means in .88-.96, of mean, harmonic mean and slope in .87-.96; of PSI in .88-.95 where
-the truth is .16, in .86-.88 where it is 0 in 3 groups, and in only .47-.55 where it is 0 in 20 groups.
+So compare PSI only between systems with the same queries and groups and about the same mean. Coverage of the 95 %
+intervals (300 simulations each): .88-.96 for group means, .87-.96 for mean, harmonic mean and slope; for PSI .88-.95 if
+the true value is .16, .86-.88 if it is 0 with 3 groups, and only .47-.55 if it is 0 with 20 groups.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from fair_evaluation.position_result import Interval, PositionEvaluation
 from fair_evaluation.query_positions import choose_position_column
 from fair_evaluation.resampling import Codes, UnitTotals, add_up_units, draw_weights, rank_correlation
 
-_NAMED = 5  # how many records an error names
+_SHOWN = 5  # records named in an error
 
 
 class EvaluationOptions(TypedDict, total=False):
-    """The settings of `evaluate_positions` that every way to it takes."""
+    """The settings that `from_run` and `from_experiment` pass on to `evaluate_positions`."""
 
     bins: int | Sequence[float]
     order: Sequence[Hashable] | None
@@ -69,32 +69,36 @@ def evaluate_positions(
     name: str = "",
     measure: str = "score",
 ) -> PositionEvaluation:
-    """Evaluates scores of queries by where in its document the answer of each stands.
+    """Evaluates scores of queries by the position of each query's answer in its document.
 
     Args:
-        rows: A frame, or rows as mappings, or as tuples in the order (qid, score, position[, length][, unit]).
+        rows: A frame, or an iterable of mappings, or of tuples (qid, score, position[, length][, unit]).
         qid: The column of query ids.
-        score: The column of scores, numbers from 0 on.
-        position: The column of positions: labels, or relative positions, numbers in [0, 1]. A list of positions puts
-            the query into each of their groups (as in FineWeb-PosQ).
-        length: The column of lengths of the relevant documents; None for no classes of length.
-        unit: The column that says which queries are resampled together, such as one question asked at several
-            places (``question`` in the topics of probes). None takes queries of different ids for independent.
-        bins: For numbers: how many bins of equal width (PosIR has 20), or the edges. Bins are closed above.
-        order: All labels, from the beginning of documents to their end; a group without queries is allowed. Needed
-            for labels that are neither "beginning", "middle", "end" nor of a categorical column.
-        length_classes: "posir" for its quartiles, (0, 512], (512, 1024], (1024, 1536] and over 1536, "quartiles" for
-            those of the data, or bounds. The result of each class is in ``lengths``.
-        confidence: Of the intervals.
-        n_resamples: Of the bootstrap.
-        seed: Of the bootstrap. The same rows in another order give the same result.
-        name: What is evaluated, for the printed result.
-        measure: What the scores are, likewise.
+        score: The column of scores, nonnegative numbers.
+        position: The column of positions: labels, or relative positions in [0, 1]. A query with a list of positions
+            counts in the group of each (as in FineWeb-PosQ). None means the column "position", or "place" without it.
+        length: The column of the lengths of the relevant documents; None evaluates without classes of length.
+        unit: The column of units of resampling: queries of one unit are resampled together, such as one question asked
+            at several places (``question`` in the topics of probes). None treats all queries as independent.
+        bins: The number of bins of equal width for relative positions (PosIR has 20), or the edges of the bins. Bins
+            include their upper edge.
+        order: All labels, from the beginning of documents to their end; groups without queries are allowed. Not needed
+            for the labels "beginning", "middle" and "end" and for a categorical column.
+        length_classes: "posir" for the classes of PosIR, (0, 512], (512, 1024], (1024, 1536] and over 1536,
+            "quartiles" for those of the data, or the bounds. The results are in the attribute ``lengths``.
+        confidence: The confidence level of the intervals.
+        n_resamples: The number of resamples of the bootstrap.
+        seed: Seed of the bootstrap. The order of the rows does not change the result.
+        name: The name of the system, for the printed result.
+        measure: The name of the measure, for the printed result.
+
+    Returns:
+        The group means, the measures over the groups, and their intervals; print it for a table.
 
     Raises:
-        TypeError: Scores are no numbers.
-        ValueError: There are no rows, a column is missing, a value is missing, NaN, infinite or negative, a query is
-            twice in one group, or a position fits no group.
+        TypeError: Scores are not numbers.
+        ValueError: There are no rows, a column or a value is missing, a score is NaN, infinite or negative, a query
+            occurs twice in one group, or a position belongs to no group.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: expected a number between 0 and 1, such as 0.95, got {confidence!r}")
@@ -107,7 +111,7 @@ def evaluate_positions(
     grouped = group_positions(table["position"], bins=bins, order=order)
     names = np.array(grouped.names, dtype=object)
     table = table.assign(group=names[grouped.codes], place=grouped.values, code=grouped.codes)
-    # In an order of their own, so that sums are rounded alike whatever order the rows come in.
+    # Sorted, so that sums are rounded in the same way whatever the order of the rows.
     table = table.iloc[np.lexsort([grouped.codes, *(pd.factorize(table[c], sort=True)[0] for c in ("qid", "unit"))])]
     if (twice := table.duplicated(["qid", "code"])).any():
         found = [
@@ -115,7 +119,7 @@ def evaluate_positions(
         ]
         raise ValueError(
             f"{qid}: expected a query once in a group, got {len(found)} rows too many, such as "
-            f"{', '.join(found[:_NAMED])}; give the rows of one system and one measure, and queries asked several "
+            f"{', '.join(found[:_SHOWN])}; give the rows of one system and one measure, and queries asked several "
             "times ids of their own (see unit)"
         )
     evaluate = partial(
@@ -137,20 +141,20 @@ def evaluate_positions(
 
 
 def check_resamples(n_resamples: int) -> None:
-    """Raises a ValueError where ``n_resamples`` is no integer of at least 1."""
+    """Raises a ValueError if ``n_resamples`` is not an integer of at least 1."""
     if isinstance(n_resamples, bool) or not isinstance(n_resamples, int | np.integer) or n_resamples < 1:
         raise ValueError(f"n_resamples: expected an integer of at least 1, got {n_resamples!r}")
 
 
 def is_biased(bias: float, standard_error: float) -> bool:
-    """Says whether a bias is worth a note: more than a fourth of the standard error, and visible in three digits."""
+    """Returns whether a bias deserves a note: it exceeds a quarter of the standard error and shows in three digits."""
     return abs(bias) > max(
         0.25 * standard_error, 0.0005
     )  # Efron, Tibshirani (1993), An Introduction to the Bootstrap, 10.3
 
 
 def _read(columns: Mapping[str, str], rows: pd.DataFrame | Iterable[Any]) -> pd.DataFrame:
-    """Returns the rows with our names of columns, one row for each position, checked."""
+    """Returns the checked rows with the column names of this module, one row per query and position."""
     table = _to_frame(columns, rows)
     if len(table) == 0:
         raise ValueError("rows: expected at least one, got none")
@@ -161,7 +165,7 @@ def _read(columns: Mapping[str, str], rows: pd.DataFrame | Iterable[Any]) -> pd.
         if ours in table and (absent := table[ours].isna()).any():
             raise ValueError(
                 f"{columns[ours]}: {int(absent.sum())} of {len(table)} values are missing (None, NaN, an empty list), "
-                f"such as those of the queries {table.loc[absent, 'qid'].tolist()[:_NAMED]}; leave these rows out"
+                f"such as those of the queries {table.loc[absent, 'qid'].tolist()[:_SHOWN]}; leave these rows out"
             )
     if not pd.api.types.is_numeric_dtype(table["score"]):
         raise TypeError(f"{columns['score']}: expected numbers, got a column of {table['score'].dtype}")
@@ -169,7 +173,7 @@ def _read(columns: Mapping[str, str], rows: pd.DataFrame | Iterable[Any]) -> pd.
     if not (right := np.isfinite(scores) & (scores >= 0)).all():
         raise ValueError(
             f"{columns['score']}: expected finite numbers from 0 on, without which there is no PSI, got "
-            f"{scores[~right][:_NAMED].tolist()} for the queries {table.loc[~right, 'qid'].tolist()[:_NAMED]} "
+            f"{scores[~right][:_SHOWN].tolist()} for the queries {table.loc[~right, 'qid'].tolist()[:_SHOWN]} "
             f"({int((~right).sum())} of {len(table)} rows)"
         )
     return table.assign(score=scores, unit=table["unit"] if "unit" in table else table["qid"])
@@ -196,7 +200,7 @@ def _evaluate(
     name: str,
     measure: str,
 ) -> PositionEvaluation:
-    """Evaluates checked rows; ``grouped`` is only asked for names and places, which may be of more rows."""
+    """Evaluates checked rows; ``grouped`` gives the names and places of the groups, and may be of more rows."""
     x, y = table["place"].to_numpy(dtype=np.float64), table["score"].to_numpy(dtype=np.float64)
     unit = pd.factorize(table["unit"], sort=True)[0].astype(np.int64)
     units = add_up_units(unit, table["code"].to_numpy(dtype=np.int64), y, len(grouped.names))
@@ -210,7 +214,7 @@ def _evaluate(
         for weights in draw_weights(len(units.sums), n_resamples=n_resamples, seed=seed, width=len(y))
     ]
     drawn, drawn_rho = (np.concatenate(parts) for parts in zip(*resampled, strict=True))
-    values: dict[str, tuple[Array, Array]] = {  # what is measured, and in the resamples
+    values: dict[str, tuple[Array, Array]] = {  # of the rows, and of the resamples
         "mean": (means.mean(axis=-1), drawn.mean(axis=-1)),
         "psi": (psi_of_rows(means), psi_of_rows(drawn)),
         "harmonic_mean": (harmonic_mean_of_rows(means), harmonic_mean_of_rows(drawn)),
@@ -252,19 +256,19 @@ def _evaluate(
 
 
 def _basic(value: float, low: float, high: float) -> Interval:
-    """Returns the reverse percentile interval of PSI."""
+    """Returns the basic (reverse percentile) interval of PSI."""
     return min(1.0, max(0.0, 2 * value - high)), min(1.0, max(0.0, 2 * value - low))
 
 
 def _notes(groups: pd.DataFrame, lone: Codes, psi: Array, drawn: Array) -> Iterator[str]:
     if empty := groups.loc[groups["n"] == 0, "group"].tolist():
-        yield f"no queries in {', '.join(empty)}, which count for nothing in the measures"
+        yield f"no queries in {', '.join(empty)}: the measures leave these groups out"
     if len(empty) == len(groups) - 1:
-        yield "with one group there is nothing to compare: its PSI is 0 whatever its score"
+        yield "there is only one group with queries, so PSI is 0 whatever its score"
         return
     if is_biased(bias := float(drawn.mean() - psi), float(drawn.std())):
         smallest = groups.loc[groups["n"] > 0, "n"].min()
         yield f"PSI is biased upward, here by about {bias:.3f} or more; the smallest group has {smallest} queries"
     if len(lone):
         names = ", ".join(groups.loc[lone, "group"])
-        yield f"a single query or unit in {names}, which does not vary in resamples: intervals are too narrow"
+        yield f"only one query or unit in {names}, which does not vary in resamples: intervals are too narrow"

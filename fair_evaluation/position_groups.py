@@ -1,4 +1,4 @@
-"""From positions to groups: labels in their order, or relative positions cut into bins; and classes of length."""
+"""Groups queries by position, as labels in their order or relative positions in bins, and by document length."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import pandas as pd
 from numpy.typing import NDArray
 
 PLACES = ("beginning", "middle", "end")
-"""The labels whose order is known."""
+"""The labels that need no ``order``."""
 POSIR_LENGTHS = (0.0, 512.0, 1024.0, 1536.0, np.inf)
 """The bounds of PosIR's length quartiles, in tokens (arXiv 2601.08363)."""
 LengthClasses = Literal["posir", "quartiles"] | Sequence[float]
-_NAMED = 5  # how many records an error names
-_DIGITS = 9  # 0.15 * 20 is no whole number in floating point
+_SHOWN = 5  # records named in an error
+_DIGITS = 9  # bins are compared after rounding: 0.15 * 20 is not an integer in floating point
 
 
 class Grouped(NamedTuple):
-    """Rows in groups.
+    """The groups of rows.
 
     Attributes:
-        codes: The group of each row, shape (N,), int64.
-        names: What the groups are called, from the beginning of documents to their end.
-        places: Where each group stands, shape (G,), float64: the middle of its bin, or of its share of [0, 1].
-        values: The position of each row, shape (N,), float64: its own, or its group's place.
+        codes: The index of the group of each row, shape (N,), int64.
+        names: The names of the groups, from the beginning of documents to their end.
+        places: The position of each group in [0, 1], shape (G,), float64: the middle of its bin; labels divide [0, 1]
+            evenly.
+        values: The position of each row, shape (N,), float64: its relative position, or the place of its group.
     """
 
     codes: NDArray[np.int64]
@@ -38,16 +39,17 @@ class Grouped(NamedTuple):
 def group_positions(
     positions: pd.Series[Any], *, bins: int | Sequence[float], order: Sequence[Hashable] | None
 ) -> Grouped:
-    """Groups positions: by their labels where they are labels, or an order is given, and else into bins.
+    """Groups positions by label, or numbers without an order into bins.
 
     Args:
-        positions: The position of each row, none missing.
-        bins: For numbers: how many bins of equal width [0, 1] is cut into, or the edges.
-        order: All labels, from the beginning of documents to their end. None for the categories of a categorical
-            column, or for labels among "beginning", "middle" and "end".
+        positions: The position of each row, without missing values.
+        bins: The number of bins of equal width in [0, 1], or the edges of the bins.
+        order: All labels, from the beginning of documents to their end. None means the categories of a categorical
+            column, or "beginning", "middle" and "end".
 
     Raises:
-        ValueError: The order is needed, or lacks a label, or has one twice, or a number is outside the bins.
+        ValueError: An order is needed and missing, does not have all labels, or has one twice; or a number is outside
+            the bins.
     """
     if order is None and isinstance(positions.dtype, pd.CategoricalDtype):
         order = list(positions.cat.categories)
@@ -66,14 +68,14 @@ def _by_label(labels: pd.Series[Any], order: Sequence[Hashable] | None) -> Group
         if unknown := [label for label in found if label not in PLACES]:
             raise ValueError(
                 f"order: expected all groups from the beginning of documents to their end, for labels other than "
-                f"{list(PLACES)}; the labels have {unknown[:_NAMED]}"
+                f"{list(PLACES)}; the labels have {unknown[:_SHOWN]}"
             )
         order = [place for place in PLACES if place in found]
     order = list(order)
     if len(set(order)) < len(order):
         raise ValueError(f"order: expected each group once, got {order}")
     if unknown := [label for label in found if label not in order]:
-        raise ValueError(f"order: expected all groups, got {order} without {unknown[:_NAMED]}")
+        raise ValueError(f"order: expected all groups, got {order} without {unknown[:_SHOWN]}")
     places = (np.arange(len(order)) + 0.5) / len(order)
     codes = labels.map({label: code for code, label in enumerate(order)}).to_numpy(dtype=np.int64)
     return Grouped(codes=codes.astype(np.int64), names=tuple(map(str, order)), places=places, values=places[codes])
@@ -84,10 +86,10 @@ def _cut(positions: NDArray[np.float64], bins: int | Sequence[float]) -> Grouped
     outside = positions[(positions < edges[0]) | (positions > edges[-1])]
     if len(outside):
         raise ValueError(
-            f"position: expected relative positions in [{edges[0]:g}, {edges[-1]:g}], got {outside[:_NAMED].tolist()}; "
+            f"position: expected relative positions in [{edges[0]:g}, {edges[-1]:g}], got {outside[:_SHOWN].tolist()}; "
             "divide offsets by the document's length, or give bins= as edges, or order= for labels that are numbers"
         )
-    # Closed at the upper edge, as in PosIR's own evaluation; what stands at the very beginning is in the first.
+    # Bins include their upper edge, as in PosIR's own evaluation, and the first one its lower edge as well.
     codes = np.searchsorted(np.round(edges, _DIGITS), np.round(positions, _DIGITS), side="left") - 1
     return Grouped(
         codes=np.maximum(codes, 0).astype(np.int64),
@@ -111,24 +113,25 @@ def _edges(bins: int | Sequence[float]) -> NDArray[np.float64]:
 
 
 def group_lengths(lengths: pd.Series[Any], classes: LengthClasses) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Groups document lengths, closed at the upper bound.
+    """Groups document lengths into classes that include their upper bound.
 
     Args:
-        lengths: The length of each row's relevant document, positive numbers.
-        classes: "posir" for (0, 512], (512, 1024], (1024, 1536] and over 1536 tokens, "quartiles" for those of the
-            rows, or the bounds, of which the last may be infinite.
+        lengths: The length of each row's relevant document, a positive number.
+        classes: "posir" for (0, 512], (512, 1024], (1024, 1536] and over 1536 tokens, "quartiles" for the quartiles of
+            the rows, or the bounds, of which the last may be infinite.
 
     Returns:
-        The class of each row, shape (N,), and the names of the classes. Quartiles whose bounds coincide are joined.
+        The index of the class of each row, shape (N,), and the names of the classes. Quartiles with the same bounds are
+        merged.
 
     Raises:
-        ValueError: A length is none, or outside the classes.
+        ValueError: A length is not a positive number, or outside the classes.
     """
     values = pd.to_numeric(lengths, errors="coerce").to_numpy(dtype=np.float64)
     if not (np.isfinite(values) & (values > 0)).all():
         wrong = lengths[~(np.isfinite(values) & (values > 0))].tolist()
         raise ValueError(
-            f"length: expected positive numbers, got {wrong[:_NAMED]} in {len(wrong)} of {len(values)} rows"
+            f"length: expected positive numbers, got {wrong[:_SHOWN]} in {len(wrong)} of {len(values)} rows"
         )
     quartiles = isinstance(classes, str) and classes == "quartiles"
     if quartiles:
@@ -143,11 +146,11 @@ def group_lengths(lengths: pd.Series[Any], classes: LengthClasses) -> tuple[NDAr
         if bounds.ndim != 1 or len(bounds) < 2 or not (np.diff(bounds) > 0).all():
             raise ValueError(f"length_classes: expected at least two bounds in ascending order, got {classes!r}")
     codes = np.searchsorted(bounds, values, side="left") - 1
-    codes = np.maximum(codes, 0) if quartiles else codes  # the least length is in the first
+    codes = np.maximum(codes, 0) if quartiles else codes  # the first quartile includes the smallest length
     outside = values[(codes < 0) | (codes > len(bounds) - 2)]
     if len(outside):
         raise ValueError(
-            f"length_classes: expected all lengths in ({bounds[0]:g}, {bounds[-1]:g}], got {outside[:_NAMED]}"
+            f"length_classes: expected all lengths in ({bounds[0]:g}, {bounds[-1]:g}], got {outside[:_SHOWN]}"
         )
     return codes.astype(np.int64), _interval_names(bounds, closed_below=quartiles)
 

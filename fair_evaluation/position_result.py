@@ -1,4 +1,4 @@
-"""What an evaluation by position says: the groups, the measures over them, and their intervals."""
+"""The result of an evaluation by position: group means, measures over the groups, and their intervals."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ MEASURES = {
     "slope": "slope",
     "rank_correlation": "rank correlation",
 }
-"""The measures over groups, and how they are printed."""
+"""The measures over groups, and their names in print."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PositionEvaluation:
-    """One system's scores by position; `str` of it is a table.
+    """One system's scores by position; print it for a table.
 
-    What is undefined is None, and NaN in the frames. Groups without queries count for nothing in the measures.
+    Undefined values are None, or NaN in the frames. The measures leave out groups without queries.
 
     Attributes:
-        name: What is evaluated.
-        measure: What the scores are.
-        groups: One row per group, from the beginning of documents to their end: ``group``, ``position`` (where it
-            stands), ``n`` (its queries), ``mean``, and the bounds of the mean's interval, ``low`` and ``high``, which
-            are undefined with fewer than two units of resampling.
-        n_queries: The number of different queries; None where only the groups are known.
-        mean: The mean over the groups, each counting the same.
-        psi: ``1 - min / max`` of the group means: 0 is position-fair. 0 where all are 0.
-        harmonic_mean: Of the group means; 0 as soon as one is 0.
-        slope: Of the least-squares line of group mean over position, negative where the beginning is favoured. None
-            with fewer than two groups.
-        rank_correlation: Spearman's, of score and position over all rows: of the positions themselves where they are
-            numbers, and else of the groups' order. None where scores or positions do not vary.
+        name: The name of the system.
+        measure: The name of the measure that the scores are of.
+        groups: One row per group, from the beginning of documents to their end: ``group``, ``position`` in [0, 1],
+            ``n`` (number of queries), ``mean``, and the bounds ``low`` and ``high`` of the mean's interval, which are
+            NaN with fewer than two units of resampling.
+        n_queries: The number of different queries; None if only group means are known.
+        mean: The unweighted mean of the group means.
+        psi: The position sensitivity index, ``1 - min / max`` of the group means. 0 is position-fair; it is also 0 if
+            all group means are 0.
+        harmonic_mean: The harmonic mean of the group means; 0 if one of them is 0.
+        slope: The slope of the least-squares line of group mean over position, negative if the beginning is favoured.
+            None with fewer than two groups.
+        rank_correlation: Spearman's rank correlation of score and position over all rows. The positions are the
+            relative ones, or with labels those of the groups. None if scores or positions do not vary.
         intervals: The bootstrap interval of each measure that has one, by the measure's name.
-        confidence: Of the intervals.
-        n_resamples: Of the bootstrap; 0 for none.
-        seed: Of the bootstrap.
+        confidence: The confidence level of the intervals.
+        n_resamples: The number of resamples of the bootstrap; 0 if there are no intervals.
+        seed: Seed of the bootstrap.
         lengths: The evaluation of each class of document length, by the name of the class.
-        notes: What else should be known.
-        rows: The rows evaluated: ``qid``, ``unit``, ``group``, ``place`` (the position, or its group's), ``score``;
-            None where only the groups are known.
+        notes: Warnings about the result, as sentences.
+        rows: The evaluated rows: ``qid``, ``unit``, ``group``, ``place`` (position of the row or its group) and
+            ``score``; None if only group means are known.
     """
 
     name: str = ""
@@ -68,7 +69,7 @@ class PositionEvaluation:
     rows: pd.DataFrame | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything but the rows as a dict that `json.dumps` takes with ``allow_nan=False``."""
+        """Returns all but the rows as a dict that `json.dumps` accepts, with None for NaN."""
         return {
             "name": self.name,
             "measure": self.measure,

@@ -1,9 +1,9 @@
-"""Whether two systems differ in PSI: a paired bootstrap over queries.
+"""Tests whether two systems differ in PSI, with a paired bootstrap over queries.
 
-Queries of both systems get the same weights (`fair_evaluation.resampling`). The differences of the resamples are taken
-about their own mean, and not about the difference found, since resampled PSIs are biased once more than PSIs are.
+The queries of both systems get the same weights (`fair_evaluation.resampling`). Deviations are taken from the mean of
+the resampled differences rather than from the observed difference, as resampling adds a bias of its own to PSI.
 
-Rejections at .05 in 300 to 2000 simulations of nDCG@10 correlated between the systems, by queries in each group:
+Share of rejections at level .05 in 300 to 2000 simulations with nDCG@10 correlated between the systems:
 
     groups, queries                               3, 25   3, 75  3, 222  20, 20  20, 50  20, 200
     null: both PSI .16, independent queries        .051    .054    .043    .020    .014     .023
@@ -13,9 +13,8 @@ Rejections at .05 in 300 to 2000 simulations of nDCG@10 correlated between the s
     power: the same, same questions                .494    .914   1.000       -    .946        -
     both fair, but of means .93 and .62            .145    .120    .107    .887    .874     .860
 
-The last line is no error of the test alone: at different levels PSI itself is biased differently (see
-`fair_evaluation.position_evaluation`). `PsiDifference.bias` shows it; with many groups, only systems of similar levels
-can be compared.
+In the last line, PSI itself is biased differently at the two means (`fair_evaluation.position_evaluation`), which
+`PsiDifference.bias` shows. With many groups, compare only systems with similar means.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from fair_evaluation.position_evaluation import check_resamples, is_biased
 from fair_evaluation.position_result import Interval, PositionEvaluation
 from fair_evaluation.resampling import UnitTotals, add_up_units, draw_weights
 
-_NAMED = 5  # how many records an error names
-_TIE = 1e-12  # differences closer than this are rounding
+_SHOWN = 5  # records named in an error
+_TIE = 1e-12  # smaller differences are rounding errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +38,20 @@ class PsiDifference:
     """The difference in PSI of two systems on the same queries.
 
     Attributes:
-        names: The systems.
-        psi: The PSI of each.
-        difference: The first minus the second: above 0, the second is fairer.
-        interval: Of the difference, symmetric about it; holds 0 just where ``p_value > 1 - confidence``, but for ties.
-        p_value: Two-sided, of the hypothesis that both have the same PSI.
-        bias: How much the bootstrap finds the difference biased. Where it is more than a fourth of ``standard_error``,
-            the two PSIs are biased unequally, by groups that are small or by different levels of score: take fewer
-            groups, or more queries.
-        standard_error: Of the difference.
-        confidence: Of the interval.
+        names: The names of the systems.
+        psi: The PSI of each system.
+        difference: The PSI of the first minus that of the second; if positive, the second is fairer.
+        interval: The confidence interval of the difference, symmetric about it. It contains 0 if and only if
+            ``p_value > 1 - confidence``, apart from ties.
+        p_value: The two-sided p-value of the hypothesis that both systems have the same PSI.
+        bias: The bias of the difference, as estimated by the bootstrap. If it exceeds a quarter of ``standard_error``,
+            the two PSIs are biased unequally, because of small groups or different means: use fewer groups or more
+            queries.
+        standard_error: The standard error of the difference.
+        confidence: The confidence level of the interval.
         n_queries: The number of different queries.
-        n_resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        n_resamples: The number of resamples of the bootstrap.
+        seed: Seed of the bootstrap.
     """
 
     names: tuple[str, str]
@@ -86,18 +86,19 @@ def psi_test(
     n_resamples: int = 10_000,
     seed: int = 0,
 ) -> PsiDifference:
-    """Tests whether two systems differ in PSI, by resampling the queries of both alike.
+    """Tests whether two systems differ in PSI, with a paired bootstrap over queries.
 
     Args:
-        a: The first system, as evaluated from scores of queries; or one of its ``lengths``.
-        b: The second, on the same queries, groups and units.
-        confidence: Of the interval.
-        n_resamples: Of the bootstrap; the p-value is no less than ``1 / (n_resamples + 1)``.
-        seed: Of the bootstrap.
+        a: The evaluation of the first system, from scores of queries; or one of its ``lengths``.
+        b: That of the second system, with the same queries, groups and units.
+        confidence: The confidence level of the interval.
+        n_resamples: The number of resamples; the p-value is at least ``1 / (n_resamples + 1)``.
+        seed: Seed of the bootstrap.
 
     Raises:
-        ValueError: The systems were not evaluated on the same queries in the same groups, or there are less than two
-            groups with queries.
+        TypeError: ``a`` or ``b`` is not a `PositionEvaluation`.
+        ValueError: The systems were evaluated on different queries or groups or without scores of queries, or fewer
+            than two groups have queries.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: expected a number between 0 and 1, such as 0.95, got {confidence!r}")
@@ -107,9 +108,11 @@ def psi_test(
     if len(groups) < 2:
         raise ValueError(f"a, b: expected queries in at least two groups, got them in {list(groups)}")
     unit = pd.factorize(rows["unit"], sort=True)[0].astype(np.int64)
-    scores = (rows[column].to_numpy(dtype=np.float64) for column in ("score_a", "score_b"))
-    of_a, of_b = (add_up_units(unit, codes.astype(np.int64), values, len(groups)) for values in scores)
-    psi, drawn = resample_psi(of_a, of_b, n_resamples=n_resamples, seed=seed)
+    first, second = (
+        add_up_units(unit, codes.astype(np.int64), rows[column].to_numpy(dtype=np.float64), len(groups))
+        for column in ("score_a", "score_b")
+    )
+    psi, drawn = resample_psi(first, second, n_resamples=n_resamples, seed=seed)
     difference = psi[0] - psi[1]
     reach, p_value = _decide(difference, drawn, confidence)
     return PsiDifference(
@@ -128,7 +131,7 @@ def psi_test(
 
 
 def resample_psi(a: UnitTotals, b: UnitTotals, *, n_resamples: int, seed: int) -> tuple[tuple[float, float], Array]:
-    """Returns the PSI of two systems on the same units, and their difference in each resample, shape (R,)."""
+    """Returns the PSI of two systems on the same units, and the difference of PSI in each resample, shape (R,)."""
     n_units, n_groups = a.sums.shape
     first, second = (float(psi_of_rows(system.group_means(np.ones((1, n_units))))[0]) for system in (a, b))
     weights = draw_weights(n_units, n_resamples=n_resamples, seed=seed, width=n_groups)
@@ -137,21 +140,21 @@ def resample_psi(a: UnitTotals, b: UnitTotals, *, n_resamples: int, seed: int) -
 
 
 def _decide(difference: float, drawn: Array, confidence: float) -> tuple[float, float]:
-    """Returns how far the interval reaches to both sides, and the p-value."""
+    """Returns half the width of the interval, and the p-value."""
     deviations = np.abs(drawn - drawn.mean())
     extreme = int((deviations >= abs(difference) - _TIE).sum())
     return float(np.quantile(deviations, confidence)), (1 + extreme) / (len(drawn) + 1)
 
 
 def _pair(a: PositionEvaluation, b: PositionEvaluation) -> pd.DataFrame:
-    """Returns the rows of both, paired by query and group."""
+    """Returns the rows of both systems, paired by query and group."""
     keys = ["qid", "group", "unit"]
     rows = _rows("a", a).merge(_rows("b", b), on=keys, how="outer", suffixes=("_a", "_b"), indicator=True)
     if (alone := rows["_merge"] != "both").any():
         found = rows.loc[alone, ["qid", "group"]].itertuples(index=False, name=None)
         raise ValueError(
             f"a, b: expected the same queries in the same groups and units, got {int(alone.sum())} rows of one system "
-            f"alone, such as {list(found)[:_NAMED]}"
+            f"alone, such as {list(found)[:_SHOWN]}"
         )
     return rows
 
@@ -161,4 +164,4 @@ def _rows(name: str, result: PositionEvaluation) -> pd.DataFrame:
         raise TypeError(f"{name}: expected a PositionEvaluation, got {type(result).__name__}")
     if result.rows is None:
         raise ValueError(f"{name}: expected an evaluation of queries, got one of group scores alone (from_mteb)")
-    return result.rows.astype({"qid": object, "group": object, "unit": object})  # 1 and "1" can be compared
+    return result.rows.astype({"qid": object, "group": object, "unit": object})  # so that 1 and "1" can be compared

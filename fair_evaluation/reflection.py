@@ -1,9 +1,9 @@
-"""Segment reflection: how much of each part of a document is found again in the document's vector, by position.
+"""Segment reflection: how well a document's vector reflects each part of the document, by position.
 
-The document is cut into segments; the cosine similarity of a segment's own vector to the document's says how well the
-document vector reflects it (Schuhmacher et al. 2026, arXiv 2601.16934). What stands early may also be more typical of a
-document, so the segments are permuted: over the permutations every segment stands at every position, and what then
-still differs between the positions is the encoder's doing.
+The document is cut into segments, and the cosine similarity of a segment's own vector to the document's vector says how
+well the segment is reflected (Schuhmacher et al. 2026, arXiv 2601.16934). The beginning of a document may also be more
+typical of its content. So the segments are permuted such that each stands at every position equally often; differences
+between positions that remain are due to the encoder.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Array = NDArray[np.float64]
 
 
 class ReflectionCounts(NamedTuple):
-    """What became of the documents.
+    """The number of documents that were measured, and of those left out.
 
     Attributes:
-        documents: All of them.
-        measured: Those whose figures are in the result.
-        too_short: Left out: fewer tokens than ``n_segments * min_tokens``.
-        truncated: Left out: in some order the model does not read them whole.
+        documents: All documents.
+        measured: The documents that the result is about.
+        too_short: Documents left out since they have fewer than ``n_segments * min_tokens`` tokens.
+        truncated: Documents left out since the model would truncate them in at least one order of the segments.
     """
 
     documents: int
@@ -47,13 +47,16 @@ class ReflectionCounts(NamedTuple):
 
 
 class ReflectionSummary(NamedTuple):
-    """How flat the reflection is over the positions, 0 to 1 from the first to the last, with content averaged out.
+    """How much the similarity differs between positions, with content averaged out.
+
+    All positions can be equally similar and yet less similar than before: then the vectors became less specific. So
+    look at the similarities in the frame as well.
 
     Attributes:
-        slope: Of the least-squares line: the change in similarity from the first position to the last; negative where
-            the beginning is favoured.
-        slope_low: Lower end of its interval.
-        slope_high: Upper end.
+        slope: The slope of the least-squares line: the change in similarity from the first to the last position;
+            negative if the beginning is favoured.
+        slope_low: The lower end of the slope's interval.
+        slope_high: The upper end of the slope's interval.
         max_min: The largest difference between two positions; 0 is position-fair.
         spread: The standard deviation over the positions.
     """
@@ -66,7 +69,7 @@ class ReflectionSummary(NamedTuple):
 
 
 class Reflection(NamedTuple):
-    """The figures as a frame (see `segment_reflection`), their summary, and what became of the documents."""
+    """The result of `segment_reflection`: similarities as a frame, their summary, and counts of documents."""
 
     frame: pd.DataFrame
     summary: ReflectionSummary
@@ -87,43 +90,42 @@ def segment_reflection(
     batch_size: int = 32,
     show_progress_bar: bool = True,
 ) -> Reflection:
-    """Measures how similar document vectors are to the vectors of their own segments, by the segments' positions.
+    """Measures how similar document vectors are to the vectors of their own segments, by position of the segment.
 
-    Each document is cut into segments of equal token count, at the nearest white space where there is some, and put
-    together again in ``n_segments * n_rounds`` orders: all rotations of the order as written, and of a random order of
-    each document for every further round. In each round every segment so stands once at every position. Documents are
-    encoded by the model, and the segments, as documents of their own, by the plain model; both with its prompt for
-    documents.
+    Each document is cut into segments of equal token count, at white space if possible, and joined again in
+    ``n_segments * n_rounds`` orders: all rotations of the original order and, in every further round, of a random
+    order. In each round, every segment stands once at every position. The documents are encoded by the model, and the
+    segments by the plain model as documents of their own, both with the model's prompt for documents.
 
     Args:
-        model: The model under test, plain or calibrated.
+        model: The model to measure, plain or calibrated.
         texts: The documents.
-        n_segments: At least 2.
-        n_rounds: Rounds of rotations. Rotations keep most neighbours together; further rounds do not.
-        min_tokens: Documents with fewer tokens per segment are too short to be cut.
-        strength: Overrides that of a calibrated model.
-        confidence: Of the intervals.
-        n_resamples: Of the bootstrap.
-        seed: Of random orders and bootstrap.
-        batch_size: Texts encoded at once.
-        show_progress_bar: Whether to show a bar.
+        n_segments: The number of segments per document, at least 2.
+        n_rounds: The number of rounds. In rotations most segments keep their neighbours; in further rounds they do not.
+        min_tokens: The least number of tokens per segment; shorter documents are left out.
+        strength: Overrides the strength of a calibrated model.
+        confidence: The confidence level of the intervals.
+        n_resamples: The number of resamples of the bootstrap.
+        seed: Seed of the random orders and of the bootstrap.
+        batch_size: The number of texts encoded at once.
+        show_progress_bar: Whether to show a progress bar.
 
     Returns:
-        The frame has one row per ``by`` and ``position`` (0 the first), with ``similarity``, the mean cosine over
-        ``documents`` documents, and the ends ``low`` and ``high`` of its bootstrap interval (percentile, over
-        documents). ``by`` is
+        The frame has one row per ``by`` and ``position`` (counted from 0) with ``similarity``, the mean cosine
+        similarity over ``documents`` documents, and the bounds ``low`` and ``high`` of its bootstrap interval
+        (percentile, over documents). ``by`` is
 
-        - "as_written": the document in its own order, where position and content are confounded;
-        - "position": mean over the orders by the position in them: every segment counts equally at each;
-        - "content": mean over the orders by the segment's position as written: what its content adds.
+        - "as_written": documents in their original order, in which position and content are confounded;
+        - "position": the mean over all orders, by the position of the segment in the order;
+        - "content": the mean over all orders, by the original position of the segment.
 
-        The summary is of "position". Documents that are too short, and those that are truncated, are left out, counted,
-        and logged as a warning.
+        The summary is about "position". Documents that are too short or would be truncated are left out and counted,
+        and a warning says how many.
 
     Raises:
-        TypeError: ``texts`` is one string, or holds something else than strings.
+        TypeError: ``texts`` is a single string, or has an element that is not a string.
         ValueError: An argument is out of range, ``strength`` is given for a plain model, the tokenizer gives no
-            character offsets, fewer than two documents are left, or a vector is not finite.
+            character offsets, fewer than two documents can be measured, or a vector is not finite.
     """
     if validate_positive_int("n_segments", n_segments) < 2:
         raise ValueError(f"n_segments: expected at least 2, got {n_segments}")
@@ -163,7 +165,10 @@ def segment_reflection(
             bar.update(len(batch))
     counts = ReflectionCounts(n_documents, len(similarities), n_too_short, n_truncated)
     if counts.measured < 2:
-        raise ValueError(f"texts: at least two documents are needed that can be cut and are read whole, got {counts}")
+        raise ValueError(
+            f"texts: at least two documents are needed that can be cut and are read whole, got {counts}"
+            + (f"; the model truncates at max_seq_length={limit}: raise it if the model allows" if n_truncated else "")
+        )
     if counts.measured < counts.documents:
         logger.warning("Segment reflection leaves documents out: %s", counts)
     intervals = _Bootstrap(confidence, n_resamples, seed)
@@ -173,14 +178,14 @@ def segment_reflection(
 
 
 class _Bootstrap(NamedTuple):
-    """Percentile intervals of means over documents."""
+    """Computes percentile intervals of means over documents."""
 
     confidence: float
     n_resamples: int
     seed: int
 
     def of_mean(self, values: Array) -> tuple[Any, Any]:
-        """Returns the ends of the intervals of the means over the first axis."""
+        """Returns the lower and upper bounds for the means over the first axis."""
         interval = bootstrap(
             (values,),
             np.mean,
@@ -188,14 +193,14 @@ class _Bootstrap(NamedTuple):
             n_resamples=self.n_resamples,
             confidence_level=self.confidence,
             method="percentile",
-            batch=100,  # resamples held at once
+            batch=100,  # resamples in memory at once
             rng=np.random.default_rng(self.seed),
         ).confidence_interval
         return interval.low, interval.high
 
 
 def _table(by: str, values: Array, intervals: _Bootstrap) -> pd.DataFrame:
-    """Makes the rows of the frame for the similarities (documents, n_segments)."""
+    """Returns the rows of the frame for similarities of shape (documents, n_segments)."""
     n_documents, n_segments = values.shape
     low, high = intervals.of_mean(values)
     columns = {"similarity": values.mean(0), "low": low, "high": high, "documents": n_documents}
@@ -203,7 +208,7 @@ def _table(by: str, values: Array, intervals: _Bootstrap) -> pd.DataFrame:
 
 
 def _summarize(by_position: Array, intervals: _Bootstrap) -> ReflectionSummary:
-    """Summarizes the similarities by position, (documents, n_segments)."""
+    """Summarizes similarities by position, shape (documents, n_segments)."""
     slopes = slope_of_rows(np.linspace(0, 1, by_position.shape[1]), by_position)
     means = by_position.mean(0)
     # The mean of the slopes is the slope of the means.
@@ -212,7 +217,7 @@ def _summarize(by_position: Array, intervals: _Bootstrap) -> ReflectionSummary:
 
 
 class _Similarities(NamedTuple):
-    """One document's mean similarities by position or segment, each float64 (n_segments,)."""
+    """The mean similarities of one document by position or segment, each float64 of shape (n_segments,)."""
 
     as_written: Array
     position: Array
@@ -220,14 +225,14 @@ class _Similarities(NamedTuple):
 
     @classmethod
     def of(cls, whole: Array, alone: Array, orders: Orders) -> _Similarities:
-        """Averages the cosines of the vectors (orders, D) of the document and those (n_segments, D) of its segments."""
+        """Averages the cosines of document vectors, shape (orders, D), and segment vectors, shape (n_segments, D)."""
         by_segment = whole @ alone.T  # (orders, n_segments)
         by_position = np.take_along_axis(by_segment, orders, axis=1)
         return cls(as_written=by_segment[0], position=by_position.mean(0), content=by_segment.mean(0))
 
 
 def _encode(model: SentenceTransformer, texts: list[str], batch_size: int, **settings: Any) -> Array:
-    """Encodes documents, normalised, as float64 (texts, D)."""
+    """Encodes documents as normalized float64 vectors, shape (texts, D)."""
     vectors = model.encode_document(
         texts, batch_size=batch_size, normalize_embeddings=True, show_progress_bar=False, **settings
     )

@@ -1,9 +1,9 @@
 """The bootstrap over queries, and rank correlation under its weights.
 
-It is the Bayesian bootstrap (Rubin 1981, Annals of Statistics 9(1)): a resample does not draw queries with replacement
-but gives each a random weight. Where each query is in one group, that is a bootstrap within each group by itself
-(stratified). Where queries, or units of them, stand in several groups, and each in others, strata would be of single
-queries, and drawing without strata would empty small groups; weights do neither.
+This is the Bayesian bootstrap (Rubin 1981, Annals of Statistics 9(1)): a resample gives each query a random weight
+instead of drawing queries with replacement. If each query is in one group, this is a bootstrap within each group
+(stratified). If queries, or units of queries, are in several groups each, strata could consist of single queries, and
+drawing without strata could leave small groups empty; weights avoid both.
 """
 
 from __future__ import annotations
@@ -17,27 +17,34 @@ from numpy.typing import NDArray
 from fair_evaluation.measures import Array
 
 Codes = NDArray[np.int64]
-_CELLS = 2**21  # of the arrays held at once
+_CELLS = 2**21  # elements of the arrays that are in memory at once
 
 
 class UnitTotals(NamedTuple):
-    """What each unit of resampling adds to each position group.
+    """Sums of scores and numbers of rows by unit of resampling and position group.
 
     Attributes:
-        sums: The sums of its scores, shape (U, G), float64.
-        counts: The numbers of its rows, shape (U, G), float64.
+        sums: The sum of the scores, shape (U, G), float64.
+        counts: The number of rows, shape (U, G), float64.
     """
 
     sums: Array
     counts: Array
 
     def group_means(self, weights: Array) -> Array:
-        """Returns the mean score of each group, of shape (R, G), for weights of shape (R, U)."""
+        """Returns the weighted mean score of each group, shape (R, G), for weights of units, shape (R, U)."""
         return np.asarray((weights @ self.sums) / (weights @ self.counts))
 
 
 def add_up_units(units: Codes, groups: Codes, scores: Array, n_groups: int) -> UnitTotals:
-    """Adds up rows by unit and group: ``units``, ``groups`` (both counted from 0) and ``scores`` of shape (N,)."""
+    """Adds up rows by unit and group.
+
+    Args:
+        units: The unit of each row, counted from 0, shape (N,).
+        groups: The group of each row, counted from 0, shape (N,).
+        scores: The score of each row, shape (N,).
+        n_groups: The number of groups, G.
+    """
     n_units = int(units.max()) + 1
     cells, size, shape = units * n_groups + groups, n_units * n_groups, (n_units, n_groups)
     sums = np.bincount(cells, weights=scores, minlength=size).astype(np.float64)
@@ -46,16 +53,16 @@ def add_up_units(units: Codes, groups: Codes, scores: Array, n_groups: int) -> U
 
 
 def draw_weights(n_units: int, *, n_resamples: int, seed: int, width: int) -> Iterator[Array]:
-    """Draws the weights of units.
+    """Draws random weights of units for all resamples, in chunks that fit in memory.
 
     Args:
-        n_units: How many there are, U.
-        n_resamples: How many times, R.
-        seed: The same seed gives the same weights.
-        width: The size of what the caller makes of one resample; sets how many are yielded at once.
+        n_units: The number of units, U.
+        n_resamples: The number of resamples, R.
+        seed: Seed of the random numbers.
+        width: The number of values that the caller computes from one resample, which limits the size of the chunks.
 
     Yields:
-        Positive weights with mean 1, shape (r, U), float64; the r of all chunks add up to R.
+        Positive weights with expectation 1, shape (r, U), float64; the r of all chunks add up to R.
     """
     rng = np.random.default_rng(seed)
     chunk = max(1, _CELLS // max(width, n_units))
@@ -68,12 +75,12 @@ def rank_correlation(x: Array, y: Array, weights: Array) -> Array:
 
     Args:
         x: The first value of each row, shape (N,).
-        y: The second.
-        weights: Of the rows, positive, shape (R, N).
+        y: The second value of each row, shape (N,).
+        weights: The positive weight of each row in each resample, shape (R, N).
 
     Returns:
-        Shape (R,). For whole numbers as weights it is what `scipy.stats.spearmanr` gives on rows repeated so often; NaN
-        where one side does not vary.
+        The correlation in each resample, shape (R,); NaN if ``x`` or ``y`` does not vary. With integer weights it is
+        that of `scipy.stats.spearmanr` on rows repeated so many times.
     """
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return np.full(len(weights), np.nan)
@@ -84,7 +91,7 @@ def rank_correlation(x: Array, y: Array, weights: Array) -> Array:
 
 
 def _mid_ranks(values: Array, weights: Array) -> Array:
-    """Returns the weight of the rows below each row and half of that of the rows tied with it, shape (R, N)."""
+    """Returns for each row the weight of the rows below it plus half the weight of those tied with it, shape (R, N)."""
     order = np.argsort(values, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(values[order]) != 0])
     tied = np.add.reduceat(weights[:, order], starts, axis=1)

@@ -1,4 +1,4 @@
-"""Documents cut into segments of equal token count, and the orders in which they are put together again."""
+"""Cuts documents into segments of equal token count, and gives the orders in which they are joined again."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ Orders = NDArray[np.int64]
 def cut_segments(model: SentenceTransformer, text: str, n_segments: int, *, min_tokens: int = 1) -> list[str] | None:
     """Cuts a text into segments of equal token count.
 
-    Cuts fall on the token nearest to the exact place that stands at white space; where none does within a quarter of a
-    segment, as in scripts without spaces, on the exact place.
+    Cuts are moved to the nearest token next to white space within a quarter of a segment; if there is none, as in
+    scripts without spaces, they stay at the exact place.
 
     Args:
-        model: Its tokenizer counts.
+        model: The model whose tokenizer counts the tokens.
         text: The text.
-        n_segments: How many.
-        min_tokens: What a segment needs.
+        n_segments: The number of segments.
+        min_tokens: The least number of tokens per segment.
 
     Returns:
-        The segments without white space at their ends, or None where there are fewer than ``min_tokens`` for each.
+        The segments without white space at their ends, or None if the text has fewer than ``n_segments * min_tokens``
+        tokens.
 
     Raises:
-        ValueError: The tokenizer is a slow one, without character offsets.
+        ValueError: The model has a slow tokenizer, which gives no character offsets.
     """
     if not model.tokenizer.is_fast:
         raise ValueError(
@@ -46,7 +47,7 @@ def cut_segments(model: SentenceTransformer, text: str, n_segments: int, *, min_
 
 
 def _at_space(text: str, position: int) -> bool:
-    # Some tokenizers count the space before a word to its token.
+    # In some tokenizers, a token includes the space before the word.
     return text[position].isspace() or (position > 0 and text[position - 1].isspace())
 
 
@@ -54,12 +55,13 @@ def rotated_orders(n_segments: int, n_rounds: int, rng: np.random.Generator) -> 
     """Returns orders in which every segment stands equally often at every position.
 
     Args:
-        n_segments: n.
-        n_rounds: The first round has the rotations of 0 to n - 1, every other one those of a random order.
+        n_segments: The number of segments, n.
+        n_rounds: The number of rounds. The first has the n rotations of the original order, every further one those of
+            a random order.
         rng: Draws the random orders.
 
     Returns:
-        int64 (n * n_rounds, n): which segment stands at each position. The first order is 0 to n - 1.
+        The index of the segment at each position, int64, shape (n * n_rounds, n). The first order is the original one.
     """
     bases = [np.arange(n_segments), *(rng.permutation(n_segments) for _ in range(n_rounds - 1))]
     return np.stack([np.roll(base, -shift) for base in bases for shift in range(n_segments)])

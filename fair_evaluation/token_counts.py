@@ -1,4 +1,4 @@
-"""Counting the tokens of texts, whatever counts them."""
+"""Counts the tokens of texts with any kind of tokenizer, and cuts texts to a number of tokens."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 TokenCounter = Callable[[str], int]
-_REACH = 40  # characters from a cut back to white space
+_REACH = 40  # a cut moves back to white space by at most so many characters
 
 
 def token_counter(tokenizer: Any) -> TokenCounter:
     """Returns a function that counts the tokens of a text, without special tokens.
 
     Args:
-        tokenizer: A SentenceTransformer, a tokenizer of transformers or of tokenizers, or a function from a text to its
-            number of tokens.
+        tokenizer: A SentenceTransformer, a tokenizer of transformers or tokenizers, or a function that returns the
+            number of tokens of a text.
 
     Raises:
-        TypeError: It is none of these, or, at the first text, does not return a number.
+        TypeError: ``tokenizer`` has another type. A function that does not return an integer raises it when called.
     """
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a SentenceTransformer's
     if hasattr(tokenizer, "convert_ids_to_tokens"):
@@ -41,20 +41,20 @@ def token_counter(tokenizer: Any) -> TokenCounter:
 
 
 def cut_text(text: str, n_tokens: int, count: TokenCounter) -> str:
-    """Returns as much of the beginning of a text as has at most ``n_tokens`` tokens, "" if need be.
+    """Returns the longest beginning of a text with at most ``n_tokens`` tokens; "" if there is none.
 
-    It is cut at the last white space that leaves so many, or anywhere where none stands within 40 characters, as in
-    scripts without it. Of a long text only the beginning is tokenized.
+    The text is cut at the last white space, or between any two characters if there is none within 40 characters, as in
+    scripts without spaces. Only the beginning of a long text is tokenized.
     """
     end, reach = 0, min(len(text), 64)
-    while count(text[:reach]) <= n_tokens:  # from short to long
+    while count(text[:reach]) <= n_tokens:  # try longer and longer beginnings
         if reach == len(text):
             return text
         end, reach = reach, min(len(text), 2 * reach)
     while reach - end > 1:
         middle = (end + reach) // 2
         end, reach = (middle, reach) if count(text[:middle]) <= n_tokens else (end, middle)
-    while count(cut := _before_space(text, end)) > n_tokens:  # rare: part of a text with more tokens than more of it
+    while count(cut := _before_space(text, end)) > n_tokens:  # rare: a shorter text can have more tokens
         end = len(cut) - 1
     return cut
 

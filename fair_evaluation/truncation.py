@@ -1,4 +1,4 @@
-"""How much of the documents a model never reads: what stands behind max_seq_length cannot be found."""
+"""Counts how much of documents is lost by truncation: text after ``max_seq_length`` tokens cannot be found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fair_evaluation.documents import batches, count_tokens, max_document_tokens
 
 
 class DocumentTokens(NamedTuple):
-    """The tokens of one document, prompt and special tokens included: ``tokens`` = ``kept`` + ``lost``."""
+    """The number of tokens of one document, with prompt and special tokens: ``tokens = kept + lost``."""
 
     tokens: int
     kept: int
@@ -22,15 +22,15 @@ class DocumentTokens(NamedTuple):
 
 
 class TruncationSummary(NamedTuple):
-    """What truncation takes from a collection.
+    """How much of a collection is lost by truncation.
 
     Attributes:
-        documents: How many there are.
-        truncated: How many of them lose tokens.
-        tokens: The tokens of all documents, prompts and special tokens included.
-        lost: How many of these the model never reads.
-        longest: The tokens of the longest document.
-        max_tokens: Where the model truncates; None where it does not.
+        documents: The number of documents.
+        truncated: The number of documents that lose tokens.
+        tokens: The number of tokens of all documents, with prompts and special tokens.
+        lost: The number of tokens that the model does not read.
+        longest: The number of tokens of the longest document.
+        max_tokens: The number of tokens at which the model truncates; None if it does not.
     """
 
     documents: int
@@ -42,12 +42,12 @@ class TruncationSummary(NamedTuple):
 
     @property
     def share_truncated(self) -> float:
-        """The share of documents that lose tokens; 0 without documents."""
+        """The share of documents that lose tokens; 0 if there are no documents."""
         return self.truncated / self.documents if self.documents else 0.0
 
     @property
     def share_lost(self) -> float:
-        """The share of tokens that are lost; 0 without documents."""
+        """The share of tokens that are lost; 0 if there are no documents."""
         return self.lost / self.tokens if self.tokens else 0.0
 
     def __str__(self) -> str:
@@ -66,19 +66,19 @@ def iterate_truncation(
     batch_size: int = 64,
     show_progress_bar: bool = False,
 ) -> Iterator[DocumentTokens]:
-    """Yields what every document loses, in order, holding one batch of texts at a time.
+    """Yields how many tokens each document loses, in order, one batch in memory at a time.
 
-    Nothing is encoded, and the model's own preprocessing makes the tokens.
+    Documents are tokenized by the model's own preprocessing, and not encoded.
 
     Args:
-        model: Plain or calibrated; ``max_seq_length`` is read when the first document is.
-        texts: The documents, also from an iterator.
-        prompt: Put before every text; None is the prompt of ``model.encode_document``.
-        batch_size: Texts tokenized at once.
-        show_progress_bar: Whether to show a bar.
+        model: The model, plain or calibrated.
+        texts: The documents, in any iterable.
+        prompt: The text that is put before every document; None means the prompt of ``model.encode_document``.
+        batch_size: The number of documents that are tokenized at once.
+        show_progress_bar: Whether to show a progress bar.
 
     Raises:
-        TypeError: ``texts`` is one string, or holds something else than strings.
+        TypeError: ``texts`` is a single string, or has an element that is not a string.
         ValueError: ``batch_size`` is below 1.
     """
     batch_size = validate_positive_int("batch_size", batch_size)
@@ -100,7 +100,22 @@ def summarize_truncation(
     batch_size: int = 64,
     show_progress_bar: bool = False,
 ) -> TruncationSummary:
-    """Adds up `iterate_truncation`, whose arguments it takes, over a collection of any size."""
+    """Counts how much a collection of any size loses by truncation.
+
+    Args:
+        model: The model, plain or calibrated.
+        texts: The documents, in any iterable.
+        prompt: The text that is put before every document; None means the prompt of ``model.encode_document``.
+        batch_size: The number of documents that are tokenized at once.
+        show_progress_bar: Whether to show a progress bar.
+
+    Returns:
+        The counts; print them for a sentence.
+
+    Raises:
+        TypeError: ``texts`` is a single string, or has an element that is not a string.
+        ValueError: ``batch_size`` is below 1.
+    """
     documents = truncated = total = lost = longest = 0
     for document in iterate_truncation(
         model, texts, prompt=prompt, batch_size=batch_size, show_progress_bar=show_progress_bar

@@ -1,9 +1,9 @@
-"""Settings chosen without labels: how strongly to calibrate this model for documents of this kind.
+"""Chooses the strength of the calibration, and other settings, for a model and documents without labels.
 
-Pieces of a document stand in for queries: each should find its document, wherever in it the piece stands. The texts are
-cut into segments, which are rotated through all positions; in every rotation, the pieces of the segments rank the
-texts. What counts is the harmonic mean over the positions of nDCG@10: it falls where a position is lost, and also where
-calibration blurs the vectors. (How flat segment reflection is, see `fair_evaluation.reflection`, knows only the first.)
+Pieces of the documents serve as queries: each should find its document, wherever in the document it stands. The texts
+are cut into segments, which are rotated through all positions, and in every rotation the pieces of the segments rank
+the texts. The score is the harmonic mean over positions of nDCG@10. It falls if one position is hard to find, and also
+if calibration makes the vectors less specific, which segment reflection (`fair_evaluation.reflection`) does not show.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from fair_evaluation.measures import Array, harmonic_mean_of_rows, psi_of_rows
 from fair_evaluation.segments import cut_segments, rotated_orders
 from fair_evaluation.token_counts import cut_text, token_counter
 
-_QUERY_TOKENS = 32  # of a piece, about
-_SEGMENT_TOKENS = 16  # at least
+_QUERY_TOKENS = 32  # length of a piece, approximately
+_SEGMENT_TOKENS = 16  # least length of a segment
 _LEAST_TEXTS = 8
 
 
 class TuningCounts(NamedTuple):
-    """What became of the texts.
+    """The number of texts that were used, and of those left out.
 
     Attributes:
-        texts: Different ones among those given.
-        examined: As many as were drawn until enough of them could be used.
-        too_short: Left out: fewer tokens than the largest basket tried, or than 16 for each position.
-        used: Those that the choice rests on.
-        truncated: Among those used, cut to what the model reads.
-        queries: The pieces that stand in for queries.
+        texts: The different texts that were given.
+        examined: The texts drawn until enough of them could be used.
+        too_short: Texts left out since they have fewer tokens than the largest basket tried, or than 16 per position.
+        used: The texts that the choice is based on.
+        truncated: The texts among these that were cut to what the model reads.
+        queries: The pieces that serve as queries.
     """
 
     texts: int
@@ -56,15 +56,16 @@ class TuningCounts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tuning:
-    """What `tune` chose, and why; `str` of it is made to be printed.
+    """The settings that `tune` chose, and the scores behind the choice; print it for a table.
 
     Attributes:
-        config: The settings chosen, for `fair_calibration.calibrate`.
-        curve: One row per candidate, the plain model first: ``strength``, ``layers``, ``basket_size``, ``isolate``;
-            ``score``, the harmonic mean over the positions of nDCG@10, and ``mean`` and ``psi`` of the same;
-            ``behind``, how much the score is below the best one, and ``error``, the standard error of that;
-            ``cosine`` with the plain model's vectors; ``chosen``; and nDCG@10 by position, ``at_0`` the first.
-        counts: What became of the texts.
+        config: The chosen settings, for `fair_calibration.calibrate`.
+        curve: One row per candidate, the plain model first: the settings ``strength``, ``layers``, ``basket_size`` and
+            ``isolate``; ``score``, the harmonic mean over positions of nDCG@10, and its ``mean`` and ``psi``;
+            ``behind``, the best score minus this one, and ``error``, the standard error of that difference;
+            ``cosine``, the mean cosine similarity to the plain model's vectors; ``chosen``; and nDCG@10 by position,
+            from ``at_0`` on.
+        counts: The number of texts that were used, and of those left out.
     """
 
     config: FairConfig
@@ -75,11 +76,11 @@ class Tuning:
         counts, table = self.counts, self.curve.loc[:, "strength":"cosine"]
         settings = ", ".join(f"{name} {getattr(self.config, name)!r}" for name in table.columns[:4])
         return (
-            f"Chosen: {settings}. Settings in use stay if they are at most one standard error behind the best "
-            "score; else it is those that near whose vectors are the closest to the plain model's.\n"
+            f"Chosen: {settings}. The settings in use are kept if their score is within one standard error of the best "
+            "one; otherwise, of the settings within one standard error, those closest to the plain model are chosen.\n"
             f"{counts.used} of {counts.texts} texts, {counts.queries} pieces of them as queries; {counts.examined} "
-            f"examined, {counts.too_short} too short. {counts.truncated} of those used are cut to what the model "
-            f"reads.\n{table.to_string(index=False, float_format='{:.3f}'.format)}"
+            f"examined, {counts.too_short} too short. {counts.truncated} of the texts used are longer than the model "
+            f"reads and were cut.\n{table.to_string(index=False, float_format='{:.3f}'.format)}"
         )
 
 
@@ -97,34 +98,38 @@ def tune(
     batch_size: int = 32,
     show_progress_bar: bool = True,
 ) -> Tuning:
-    """Chooses a strength, and other settings if asked, by how well texts are found by pieces of them.
+    """Chooses a strength, and other settings if asked, by how well pieces of texts find their texts.
 
-    Every combination of the settings is a candidate, and so is the plain model. If the score of the settings in use (a
-    calibrated model's, or the default) is at most one standard error below the best one's, they stay: the sample says
-    nothing against them. Else, of the candidates that near to the best (after Breiman et al. 1984, who prune trees so),
-    that is chosen whose vectors have the highest mean cosine with the plain model's: the smallest strength, if nothing
-    else varies. The standard error is the jackknife's over the texts, for the difference between two candidates.
+    The candidates are the plain model and all combinations of the settings to try. If the score of the settings in use
+    (those of a calibrated model, or the defaults) is within one standard error of the best, they are kept, as the
+    sample does not speak against them. Otherwise, of the candidates within one standard error of the best (the rule by
+    which Breiman et al. 1984 prune trees), the one is chosen whose vectors have the highest mean cosine similarity to
+    those of the plain model: if only the strength varies, the smallest. The standard error is that of the difference
+    between two candidates, by the jackknife over texts.
 
-    With T texts, every candidate, the plain model included, encodes ``T * n_positions`` documents. The pieces are
-    encoded once, as queries; together they are as long as the T texts.
+    With T texts, every candidate encodes ``T * n_positions`` documents. The pieces, which together are as long as the
+    T texts, are encoded once as queries.
 
     Args:
-        model: Plain or calibrated, of any kind that `fair_calibration.calibrate` accepts. It stays as it is.
-        texts: Documents of the kind that will be encoded. They are read into memory: of a large collection, give some
-            thousands. Of a text that the model does not read whole, the part that it reads is taken.
-        strengths: The strengths tried.
-        layers: Values of `FairConfig.layers` to try; None for the one in use: a calibrated model's, or the default. The
-            same goes for the other settings, whether they can be tried or not.
-        basket_sizes: Values of `FairConfig.basket_size`.
-        isolate: Values of `FairConfig.isolate`.
-        n_positions: Segments per text, at least 2.
-        max_texts: How many texts are drawn, at least 8. With fewer than some 20 the settings in use mostly stay.
-        seed: Of the drawing. The same seed, texts and model give the same result.
-        batch_size: Texts encoded at once.
-        show_progress_bar: Whether to show a bar.
+        model: A plain or calibrated model that `fair_calibration.calibrate` accepts. It is not changed.
+        texts: Documents of the kind that will be encoded. They are read into memory, so give a sample of some thousands
+            of a large collection. Texts that the model would truncate are cut to what it reads.
+        strengths: The strengths to try.
+        layers: Values of `FairConfig.layers` to try. None keeps the value in use, as for all other settings.
+        basket_sizes: Values of `FairConfig.basket_size` to try.
+        isolate: Values of `FairConfig.isolate` to try.
+        n_positions: The number of segments per text, at least 2.
+        max_texts: The number of texts to draw, at least 8. With fewer than about 20, the settings in use mostly stay.
+        seed: Seed of the drawing. The same seed, texts and model give the same result.
+        batch_size: The number of texts encoded at once.
+        show_progress_bar: Whether to show a progress bar.
+
+    Returns:
+        The chosen settings and the scores of all candidates.
 
     Raises:
-        TypeError: ``texts`` is one string, or holds something else than strings; or an argument is of the wrong type.
+        TypeError: ``texts`` is a single string or has an element that is not a string, an argument has a wrong type, or
+            the model encodes in even chunks.
         ValueError: An argument is out of range, the model cannot be calibrated with a candidate, its tokenizer gives no
             character offsets, fewer than 8 texts can be used, or a vector is zero or not finite.
     """
@@ -168,7 +173,7 @@ def tune(
 
 
 def _candidates(base: FairConfig, tried: Mapping[str, Any]) -> list[FairConfig]:
-    """Returns the plain model and then all combinations with a strength above 0, each once."""
+    """Returns the plain model, and then all different combinations of settings with a strength above 0."""
     for name, values in tried.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise TypeError(f"{name}: expected a list of values to try, got {values!r}")
@@ -176,12 +181,12 @@ def _candidates(base: FairConfig, tried: Mapping[str, Any]) -> list[FairConfig]:
     combinations = [replace(base, **dict(zip(names, values, strict=True))) for values in product(*tried.values())]
     calibrated = [config for config in dict.fromkeys(combinations) if config.strength > 0]
     if not calibrated:
-        raise ValueError(f"strengths: expected one above 0, and a value of all else that is to be tried, got {tried}")
+        raise ValueError(f"strengths: expected one above 0, and a value for every other setting to try, got {tried}")
     return [replace(base, strength=0.0), *calibrated]
 
 
 class _Sample(NamedTuple):
-    """T texts, each as its segments, and the Q pieces, with the text and the segment that each is from."""
+    """T texts as lists of segments, and the Q pieces with the indices of the text and the segment that each is from."""
 
     texts: list[list[str]]
     pieces: list[str]
@@ -190,10 +195,18 @@ class _Sample(NamedTuple):
     counts: TuningCounts
 
     def score(self, similarities: Array, order: NDArray[np.int64]) -> Array:
-        """Returns what one rotation adds to the mean nDCG@10 by text and position, (T, P), from (Q, T) and (P,)."""
+        """Returns what one rotation adds to the mean nDCG@10 by text and position.
+
+        Args:
+            similarities: The similarity of each piece to each text, shape (Q, T).
+            order: The index of the segment at each position, shape (P,).
+
+        Returns:
+            Sums of gains divided by the number of pieces of the text, shape (T, P).
+        """
         own = np.take_along_axis(similarities, self.text_of[:, None], axis=1)
         ranks = 1 + (similarities > own).sum(1)
-        gains = np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0.0)  # nDCG@10 where one document is relevant
+        gains = np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0.0)  # nDCG@10 with one relevant document
         shape = len(self.texts), len(order)
         sums = np.zeros(shape)
         np.add.at(sums, (self.text_of, np.argsort(order)[self.segment_of]), gains)
@@ -203,11 +216,11 @@ class _Sample(NamedTuple):
 def _draw(
     model: FairSentenceTransformer, texts: Iterable[str], n_positions: int, max_texts: int, least_tokens: int, seed: int
 ) -> _Sample:
-    """Draws texts that can be used, and cuts them into segments and these into pieces."""
+    """Draws texts that are long enough, and cuts them into segments and pieces."""
     pool = list(dict.fromkeys(text for batch in batches(texts, 1024) for text in batch))
     random.Random(seed).shuffle(pool)
     count, limit = token_counter(model), max_document_tokens(model)
-    if limit is not None:  # less prompt, special tokens, and what may be added where segments are joined
+    if limit is not None:  # leaves room for the prompt, special tokens, and tokens added where segments are joined
         limit = max(0, limit - count_tokens(model, [""], prompt=document_prompt(model))[0] - n_positions)
     used: list[list[str]] = []
     pieces: list[tuple[int, int, str]] = []
@@ -244,7 +257,14 @@ def _encode(encode: Callable[..., Any], texts: list[str], batch_size: int, **set
 
 
 def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array, *, in_use: FairConfig) -> pd.DataFrame:
-    """Makes the curve and chooses, by nDCG@10 by candidate, text and position, (C, T, P), and mean cosines, (C,)."""
+    """Builds the table of candidates and marks the chosen one.
+
+    Args:
+        candidates: The C candidates.
+        scores: nDCG@10 by candidate, text and position, shape (C, T, P).
+        cosines: The mean cosine similarity to the plain model's vectors, shape (C,).
+        in_use: The settings in use.
+    """
     n_texts = scores.shape[1]
     means = scores.mean(1)
     values = harmonic_mean_of_rows(means)

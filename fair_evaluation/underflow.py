@@ -1,13 +1,13 @@
-"""Where attention weights underflow to exactly 0, so that heads go blind to distant tokens.
+"""Finds attention weights that underflow to exactly 0, so that heads no longer see distant tokens.
 
-A bias that falls with the distance (ALiBi: slope m, distance d, weight exp(-m d) / Z) drives weights below the smallest
-number of the dtype in which they are stored. The keys behind that distance are then not weak but gone, for the head and
-for everything that rescales its weights.
+A bias that grows with distance (ALiBi: slope m, distance d, weight exp(-m d) / Z) makes weights smaller than the
+smallest number of the dtype in which they are stored. Keys beyond that distance are then lost to the head, and no
+rescaling of its weights brings them back.
 
-What is measured is what eager attention does in transformers: softmax, then a cast to the model's dtype. Here the
-softmax is in float64, and the cast keeps subnormal numbers, so that no float32 kernel's own underflow adds to it. Fused
-kernels cast exp(logit - peak) instead, before they divide by Z: they lose the same key at a distance that is log(Z) / m
-greater. Kernels that flush subnormal numbers to 0, as torch's fused one for CPUs does in float32 and bfloat16 (torch
+The measurement follows eager attention in transformers: softmax, then a cast to the model's dtype. Here the softmax is
+computed in float64 and the cast keeps subnormal numbers, so that underflow within a float32 kernel does not add to it.
+Fused kernels cast exp(logit - maximum) before they divide by Z, and lose a key at a distance that is log(Z) / m
+greater. Kernels that flush subnormal numbers to 0, as torch's fused CPU kernel does in float32 and bfloat16 (torch
 2.13), lose it earlier.
 """
 
@@ -22,6 +22,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration.limits import position_limit
 from fair_calibration.validation import validate_positive_int
 from fair_evaluation.documents import batches, count_tokens
 from fair_evaluation.observation import Call, load_batch, observe_attention, row_logits
@@ -29,7 +30,7 @@ from fair_evaluation.position_collections import load_passages
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_BLOCK_ROWS = 8  # small, so that the first and the last rows do not weigh much among those that are looked at
+_BLOCK_ROWS = 8  # small, so that the first and the last block have little weight among the measured rows
 
 
 def diagnose_underflow(
@@ -40,30 +41,30 @@ def diagnose_underflow(
     texts: Iterable[str] | None = None,
     max_rows: int | None = 512,
 ) -> pd.DataFrame:
-    """Measures, per layer and head, which attention weights of the plain model are exactly 0 in a dtype.
+    """Measures which attention weights of the plain model are exactly 0 in a dtype, by layer and head.
 
-    One sequence of each length is made by joining texts, again from the first where they do not suffice. It runs
-    through the model in the dtype that the model has; only the weights are cast.
+    One sequence of each length is made by joining texts, repeatedly if needed. It runs through the model in the model's
+    own dtype; only the weights are cast.
 
     Args:
-        model: Plain or calibrated, of any kind that `fair_calibration.calibrate` accepts. It stays as it is.
-        lengths: In tokens, special tokens included. ``max_seq_length`` does not limit them.
-        dtypes: What the weights are stored in.
-        texts: To make the sequences of; None for the passages that come with `fair_calibration`.
-        max_rows: Of longer sequences only so many rows are looked at, in evenly spread blocks of 8 with the first and
-            the last row among them; None for all.
+        model: A plain or calibrated model that `fair_calibration.calibrate` accepts. It is not changed.
+        lengths: The lengths in tokens, with special tokens; they may exceed ``max_seq_length``.
+        dtypes: The dtypes in which the weights are stored.
+        texts: The texts that the sequences are made of; None means the passages that come with `fair_evaluation`.
+        max_rows: The number of rows measured in longer sequences, in evenly spaced blocks of 8 that include the first
+            and the last row; None measures all rows.
 
     Returns:
-        One row per length, layer (0 the first), head and dtype:
+        One row per length, layer (counted from 0), head and dtype:
 
         - ``share_zero``: the share of the weights of visible keys that are exactly 0;
-        - ``first_zero``: the smallest distance, in tokens, at which one is 0; missing where none is;
-        - ``all_zero_from``: the smallest distance from which on all are 0; missing where the farthest key still counts.
+        - ``first_zero``: the smallest distance in tokens at which a weight is 0; missing if none is;
+        - ``all_zero_from``: the smallest distance from which on all weights are 0; missing if that of the most distant
+          key is not.
 
     Raises:
-        TypeError: A length is no integer, or ``texts`` is one string, or holds something else than strings.
-        ValueError: The model cannot be calibrated or does not reach a length, a dtype is unknown, or there is nothing
-            to make sequences of.
+        TypeError: A length is not an integer, or ``texts`` is a single string or has an element that is not a string.
+        ValueError: The model cannot be calibrated or cannot take a length, a dtype is unknown, or all texts are empty.
     """
     lengths = [validate_positive_int("lengths", length) for length in lengths]
     if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
@@ -73,7 +74,11 @@ def diagnose_underflow(
         texts = [passage.text for passage in load_passages()]
     texts = [text for batch in batches(texts, 1024) for text in batch]
     fair = calibrate(model, FairConfig()).eval()
+    limit = position_limit(fair.fair.model)
+    if limit is not None and max(lengths, default=0) > limit:
+        raise ValueError(f"lengths: the model has positions for {limit} tokens, got {max(lengths)}")
     rows: list[_Row] = []
+    fair.fair.document_length = None
     for length in lengths:
         observer = UnderflowObserver(length, tuple(dtypes), max_rows)
         fair.max_seq_length = length
@@ -103,7 +108,7 @@ class _Row(NamedTuple):
 
 
 def _text_of_length(model: FairSentenceTransformer, texts: Sequence[str], length: int) -> str:
-    """Joins texts until they have at least ``length`` tokens; what is too much is for the tokenizer to cut."""
+    """Joins texts until they have at least ``length`` tokens; the tokenizer cuts the rest."""
     n_tokens = sum(count_tokens(model, texts, prompt="")) if texts else 0
     if not any(text.strip() for text in texts):
         raise ValueError("texts: expected at least one that is not empty, to make sequences of")
@@ -116,7 +121,7 @@ def _text_of_length(model: FairSentenceTransformer, texts: Sequence[str], length
 
 
 class UnderflowObserver:
-    """Counts the weights of one sequence that are 0 in each dtype: shown every attention call, it adds to ``rows``."""
+    """Counts the weights of one sequence that are 0 in each dtype; every attention call adds to ``rows``."""
 
     def __init__(self, length: int, dtypes: Sequence[str], max_rows: int | None) -> None:
         self.length = length
@@ -125,7 +130,7 @@ class UnderflowObserver:
         self.rows: list[_Row] = []
 
     def __call__(self, layer: int, call: Call) -> None:
-        """Takes down one layer's heads."""
+        """Counts for the heads of one layer."""
         counts: dict[str, list[Tensor]] = {dtype: [] for dtype in self.dtypes}
         for rows in _row_blocks(self.length, self.max_rows):
             logits, visible = row_logits(call, 0, rows, slice(0, self.length), dtype=torch.float64)
@@ -150,11 +155,11 @@ class UnderflowObserver:
 
 
 def _count(zero: Tensor, visible: Tensor, distance: Tensor) -> Tensor:
-    """Counts over one block (H, l, L) of weights.
+    """Counts zeros in one block of weights, shape (H, l, L).
 
     Returns:
-        int64 (5, H): the number of zeros and of visible keys, the smallest distance of a zero (L where there is none),
-        and the largest distance of another weight and of a visible key (-1 where there is none).
+        Five numbers per head, int64, shape (5, H): zeros; visible keys; the smallest distance of a zero (L without
+        one); the largest distance of a weight above 0; and that of a visible key (-1 without one).
     """
     visible = visible.expand_as(zero)
     zero = zero & visible
@@ -171,7 +176,7 @@ def _count(zero: Tensor, visible: Tensor, distance: Tensor) -> Tensor:
 
 
 def _row_blocks(length: int, max_rows: int | None) -> list[slice]:
-    """Cuts the rows into blocks, evenly spread ones with the first and the last row if there are over ``max_rows``."""
+    """Returns blocks of all rows, or evenly spaced ones, the first and last row included, beyond ``max_rows`` rows."""
     if max_rows is None or length <= max_rows:
         return [slice(start, min(start + _BLOCK_ROWS, length)) for start in range(0, length, _BLOCK_ROWS)]
     n_blocks = max(2, max_rows // _BLOCK_ROWS)

@@ -12,12 +12,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration import EvenChunks, FairConfig, FairSentenceTransformer, calibrate
 from fair_calibration.access.attention_call import SoftmaxCall
 from fair_calibration.access.interface import AttentionCall
 from fair_calibration.method.baskets import Baskets, build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
-from fair_evaluation.attention_profile import COLUMNS, attention_profile
+from fair_evaluation.attention_profile import COLUMNS, attention_profile, count_baskets
 from fair_evaluation.attention_shares import ShareObserver
 from fair_evaluation.observation import Batch
 from fair_evaluation.position_collections import build_collections, load_passages
@@ -264,7 +264,7 @@ def test_the_model_stays_as_it_is(tiny_model: TinyModel) -> None:
 def test_truncation_is_said(tiny_model: TinyModel, caplog: pytest.LogCaptureFixture) -> None:
     attention_profile(tiny_model(), documents([30, 200, 300]), config=FairConfig(basket_size=16))
     assert caplog.messages == [
-        "2 of 3 documents are truncated at max_seq_length=128 tokens; the profile is of what is left of them"
+        "2 of 3 documents are truncated at max_seq_length=128 tokens; the profile describes what the model reads."
     ]
 
 
@@ -299,7 +299,18 @@ def test_minilm(minilm: SentenceTransformer) -> None:
     assert last["share_plain"].iloc[0] > 2 * last["share_plain"].iloc[-1]
 
 
-def test_documents_in_chunks_have_no_calibrated_attention(tiny_model: TinyModel) -> None:
-    config = FairConfig(strength=1.0, chunk_size=16)
-    with pytest.raises(ValueError, match="chunk_size: no attention is calibrated with it"):
-        attention_profile(tiny_model(), documents([60]), config=config)
+def test_numbers_of_baskets_without_encoding(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = documents([10, 31, 31, 60])
+    fair = calibrate(tiny_model(), FairConfig(basket_size=16))
+    profile = attention_profile(fair, texts)
+    expected = profile[(profile["layer"] == 0) & (profile["basket"] == 0)].groupby("n_baskets")["documents"].sum()
+    fail = "the model encoded documents"
+    monkeypatch.setattr(type(fair.fair), "run_handled", lambda *_: pytest.fail(fail))
+    assert count_baskets(fair, texts) == expected.to_dict()
+
+
+def test_even_chunks_have_no_calibrated_attention(tiny_model: TinyModel) -> None:
+    fair = calibrate(tiny_model(), EvenChunks(chunk_size=32, unit_size=16))
+    with pytest.raises(TypeError, match="config: EvenChunks leaves the model's attention as it is"):
+        attention_profile(fair, ["a text"])
+    assert not attention_profile(fair, documents([40]), config=FairConfig(basket_size=16)).empty

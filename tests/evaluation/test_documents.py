@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration import calibrate
+from fair_calibration import EvenChunks, calibrate
 from fair_calibration.prompts import document_prompt
 from fair_evaluation.documents import batches, count_tokens, max_document_tokens
 from tests.conftest import TinyModel
@@ -80,6 +81,17 @@ def test_limits(tiny_model: TinyModel) -> None:
     model[0].document_length = None
     model.max_seq_length = int(1e30)  # as of tokenizers that have no limit
     assert max_document_tokens(model) is None
+
+
+def test_even_chunks_read_whole_documents(tiny_model: TinyModel) -> None:
+    config = EvenChunks(chunk_size=32, unit_size=16)
+    assert max_document_tokens(calibrate(tiny_model(), config)) is None
+    assert max_document_tokens(calibrate(tiny_model(), replace(config, strength=0.0))) == MAX_LENGTH
+    fair = calibrate(tiny_model(), config)
+    assert count_tokens(fair, documents([3, 500]), prompt="") == count_tokens(
+        tiny_model(), documents([3, 500]), prompt=""
+    )
+    assert fair.counts.truncated == 0
 
 
 def test_batches() -> None:

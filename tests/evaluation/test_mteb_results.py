@@ -54,7 +54,7 @@ def test_by_hand() -> None:
     assert found.slope == pytest.approx(-0.6)  # from 1/6 to 5/6
     assert found.rank_correlation is None
     assert found.intervals == {}
-    assert found.notes == ("no queries in middle, which count for nothing in the measures",)
+    assert found.notes == ("no queries in middle: the measures leave these groups out",)
     assert from_mteb(result(ENTRY), name="bge-m3")["default"].name == "bge-m3"
 
 
@@ -109,7 +109,7 @@ def test_measures_are_those_of_the_task() -> None:
             result({"hf_subset": "default", "ndcg_at_10": 0.5}),
             "expected scores of position groups, such as 'end_ndcg_at_10' and 'end_n'",
         ),
-        ({"task_name": "x"}, "expected a result of MTEB's with the scores of one split, got the keys ['task_name']"),
+        ({"task_name": "x"}, "expected a result of MTEB with the scores of one split, got the keys ['task_name']"),
         ({"scores": {"test": [ENTRY], "dev": [ENTRY]}}, "with the scores of one split, got the keys ['test', 'dev']"),
         ({"scores": []}, "with the scores of one split"),
     ],
@@ -123,7 +123,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text("[1]")
     with pytest.raises(
-        ValueError, match=re.escape(f"{path}: expected a result of MTEB's with the scores of one split, got list")
+        ValueError, match=re.escape(f"{path}: expected a result of MTEB with the scores of one split, got list")
     ):
         from_mteb(path)
     with pytest.raises(FileNotFoundError):

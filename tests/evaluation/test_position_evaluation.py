@@ -184,7 +184,7 @@ class TestIntervals:
     def test_one_query_in_a_group_has_no_interval(self) -> None:
         result = evaluate_positions([*ROWS[:5]])
         assert result.groups["low"].isna().tolist() == [False, False, True]
-        note = "a single query or unit in end, which does not vary in resamples: intervals are too narrow"
+        note = "only one query or unit in end, which does not vary in resamples: intervals are too narrow"
         assert note in result.notes
         alone = evaluate_positions([("a", 0.5, "end")])
         assert alone.intervals == {}
@@ -213,7 +213,7 @@ class TestEdges:
         assert result.groups["mean"].isna().tolist() == [False, True, False, True]
         assert result.psi == pytest.approx(0.5)
         assert result.slope == pytest.approx(-0.8)  # from 1/8 to 5/8
-        assert result.notes[0] == "no queries in 1, 3, which count for nothing in the measures"
+        assert result.notes[0] == "no queries in 1, 3: the measures leave these groups out"
         assert result.to_dict()["groups"][1] == {
             "group": "1",
             "position": 0.375,
@@ -227,7 +227,7 @@ class TestEdges:
         result = evaluate_positions([("a", 0.8, "end"), ("b", 0.4, "end")])
         assert (result.psi, result.slope, result.rank_correlation) == (0, None, None)
         assert "psi" not in result.intervals
-        assert result.notes == ("with one group there is nothing to compare: its PSI is 0 whatever its score",)
+        assert result.notes == ("there is only one group with queries, so PSI is 0 whatever its score",)
 
     @pytest.mark.parametrize("kind", [int, np.float32, "Float64", "Int64", bool])
     def test_other_numbers(self, kind: Any) -> None:

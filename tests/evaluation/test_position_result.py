@@ -25,7 +25,7 @@ def test_what_is_printed() -> None:
     assert lines[10] == ["length", "n", "mean", "psi", "harmonic_mean", "slope", "rank_correlation"]
     # Scores 1 and .2 at 1/6 and 5/6 of the documents.
     assert lines[11] == ["(0,", "512]", "2", "0.600", "0.800", "0.333", "-1.200", "-1.000"]
-    assert "note: no queries in middle, which count for nothing in the measures" in str(result).splitlines()
+    assert "note: no queries in middle: the measures leave these groups out" in str(result).splitlines()
 
 
 def test_through_json() -> None:

@@ -131,7 +131,7 @@ class TestCollections:
 
     @pytest.mark.parametrize("kept", [[], [1], [0, 2]])
     def test_rotations_that_are_missing(self, probes: list[ProbeDocument], kept: list[int]) -> None:
-        message = f"probes: expected documents of the rotations from 0 on, got those of {kept}"
+        message = f"probes: expected documents of all rotations from 0 on, got the rotations {kept}"
         with pytest.raises(ValueError, match=re.escape(message)):
             probe_collections(probe for probe in probes if probe.rotation in kept)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from math import log2, sqrt
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration import EvenChunks, FairConfig, FairSentenceTransformer, calibrate
 from fair_evaluation.position_collections import build_collections, load_passages
 from fair_evaluation.tuning import Tuning, TuningCounts, tune
 from tests.conftest import TinyModel
@@ -141,7 +141,7 @@ def test_against_encoding_one_by_one(tiny_model: TinyModel) -> None:
     words = [np.array(text.split()).reshape(4, 28) for text in texts]
     queries = [[plain.encode_query(" ".join(piece)).astype(np.float64) for piece in of_text] for of_text in words]
     for row in found.curve.to_dict("records"):
-        model = calibrate(plain, config.updated(strength=row["strength"], isolate=row["isolate"]))
+        model = calibrate(plain, replace(config, strength=row["strength"], isolate=row["isolate"]))
         ndcg, cosines = np.zeros(2), []
         for order in ([0, 1, 2, 3], [2, 3, 0, 1]):
             joined = [" ".join(of_text[order].ravel()) for of_text in words]
@@ -207,7 +207,7 @@ def test_texts_left_out_or_cut_are_counted(tiny_model: TinyModel, monkeypatch: p
     assert found.counts == counts
     assert max(lengths) == 122  # 128 less 4, and less 2 for what may be added
     assert "8 of 10 texts" in str(found)
-    assert "10 examined, 2 too short. 2 of those used are cut to what the model reads" in str(found)
+    assert "10 examined, 2 too short. 2 of the texts used are longer than the model reads and were cut" in str(found)
     assert run(model, documents([60] * 20), max_texts=9, **settings).counts[:4] == (20, 9, 0, 9)
     with pytest.raises(ValueError, match="at least 8 of at least 41 tokens are needed, of which the model reads 122"):
         run(model, texts, **{**settings, "basket_sizes": [10, 41]})
@@ -234,8 +234,10 @@ def test_seeds(tiny_model: TinyModel) -> None:
 
 def test_the_text(stand_in: Callable[..., SentenceTransformer]) -> None:
     text = str(run(stand_in({0: [1, 0], 0.5: [1, 1]}, 2), marked_texts(2, 32), strengths=[0.5], n_positions=2))
-    assert text.startswith("Chosen: strength 0.5, layers 0.5, basket_size 16, isolate 'auto'. Settings in use stay")
-    assert "8 of 8 texts, 16 pieces of them as queries; 8 examined, 0 too short. 0 of those" in text
+    assert text.startswith(
+        "Chosen: strength 0.5, layers 0.5, basket_size 16, isolate 'auto'. The settings in use are kept"
+    )
+    assert "8 of 8 texts, 16 pieces of them as queries; 8 examined, 0 too short. 0 of the texts" in text
     assert text.splitlines()[-1].split()[4:] == ["1.000", "1.000", "0.000", "0.000", "0.000", "0.816"]
 
 
@@ -272,13 +274,18 @@ def test_broken_vectors(value: float, tiny_model: TinyModel, monkeypatch: pytest
         ({"isolate": "bos"}, TypeError, "isolate: expected a list of values to try, got 'bos'"),
         ({"strengths": [0.5, 2]}, ValueError, r"strength: expected a number in \[0, 1\], got 2"),
         ({"strengths": [0]}, ValueError, "strengths: expected one above 0"),
-        ({"basket_sizes": []}, ValueError, "strengths: expected one above 0, and a value of all else"),
+        ({"basket_sizes": []}, ValueError, "strengths: expected one above 0, and a value for every other setting"),
         ({"layers": [5]}, ValueError, "layers: the model has 4 attention layers, got a count of 5"),
     ],
 )
 def test_errors(arguments: dict[str, Any], error: type[Exception], message: str, tiny_model: TinyModel) -> None:
     with pytest.raises(error, match=message):
         run(tiny_model("bert", "mean"), documents([64] * 8), **{"basket_sizes": [8], "n_positions": 2, **arguments})
+
+
+def test_a_model_in_even_chunks(tiny_model: TinyModel) -> None:
+    with pytest.raises(TypeError, match="model: it encodes documents in even chunks"):
+        tune(calibrate(tiny_model(), EvenChunks(chunk_size=32, unit_size=16)), documents([60] * 9))
 
 
 def test_one_string(tiny_model: TinyModel) -> None:

@@ -177,11 +177,7 @@ def test_lengths_are_exact_and_texts_repeat(tiny_model: TinyModel) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (
-            {"lengths": [200]},
-            ValueError,
-            "lengths: BertModel fails at 200 tokens, probably more than it has positions for",
-        ),
+        ({"lengths": [16, 200]}, ValueError, "lengths: the model has positions for 130 tokens, got 200"),
         ({"lengths": [1]}, ValueError, "lengths: the tokenizer makes no sequence of 1 tokens"),
         ({"lengths": [0]}, ValueError, "lengths: expected an integer of at least 1, got 0"),
         ({"lengths": [8.0]}, TypeError, "lengths: expected an integer of at least 1, got 8.0"),
