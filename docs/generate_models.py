@@ -23,18 +23,19 @@ from tests.core.model_oracle import oracle, relative_error
 
 PAGE = Path(__file__).with_name("models.md")
 VERSIONS = ("torch", "transformers", "sentence-transformers")
-HEAD = """# Models
+HEAD = """# Models that work
 
-What is calibrated is attention, so what matters is how a model computes it, not its name. Most architectures of
-transformers 5 route it through its `AttentionInterface`, where calibration enters. Of models that compute it
-themselves, also by remote code, torch's `softmax` or `scaled_dot_product_attention` is intercepted while documents are
-encoded, if that accounts for every layer. `print(model.summary())` says which it is. A model that fits neither is
-refused with an error that says why.
+Whether a model can be calibrated depends on how it computes attention, not on its name. Most architectures of
+transformers 5 use the `AttentionInterface` of transformers, and calibration takes its place there. Other models, also
+those with remote code, compute attention themselves; then torch's `softmax` or `scaled_dot_product_attention` is
+intercepted while documents are encoded, if that accounts for every layer. `print(model.summary())` says which of the
+two is in use. A model that fits neither is refused with an error that says why.
 
 ## Tested
 
-Each family as a tiny model of random weights (3 layers, of which the last 2 are calibrated, hidden size 32), documents
-of 5 to 40 words, baskets of 8 tokens, strength 0.5. For each pooling, and side of padding, the tests check that
+Each family is tested as a tiny model with random weights (3 layers, of which the last 2 are calibrated, hidden size
+32), on documents of 5 to 40 words, with [baskets](glossary.md#basket) of 8 tokens and strength 0.5. For each pooling and
+side of padding, the tests check that
 
 - embeddings equal those of the model's own attention with the weights of `fair_calibration.method.reference`. The column
   "off by" has the largest difference, relative to the largest value of the embeddings, in float32 on a CPU;
