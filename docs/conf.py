@@ -12,6 +12,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"  # fields that are described as attributes are not listed again
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -34,27 +34,27 @@ two is in use. A model that fits neither is refused with an error that says why.
 ## Tested
 
 Each family is tested as a tiny model with random weights (3 layers, of which the last 2 are calibrated, hidden size
-32), on documents of 5 to 40 words, with [baskets](glossary.md#basket) of 8 tokens and strength 0.5. For each pooling and
-side of padding, the tests check that
+32), on documents of 5 to 40 words, with [baskets](glossary.md#basket) of 8 tokens and strength 0.5. For each pooling
+and side of padding, the tests check that
 
-- embeddings equal those of the model's own attention with the weights of `fair_calibration.method.reference`. The column
-  "off by" has the largest difference, relative to the largest value of the embeddings, in float32 on a CPU;
+- embeddings equal those of the model's own attention with the weights of `fair_calibration.method.reference`. The
+  column "off by" has the largest difference, relative to the largest value of the embeddings, in float32 on a CPU;
 - strength 0 and queries are the plain model's, to the bit, and documents are not;
 - a document's embedding depends neither on the batch nor on its order and padding (of ConvBERT, whose convolutions read
   the padding, the plain one does, so that is left out).
 
 The same family with another attention (windows, bidirectional, ALiBi) is a row of its own. Half precision, float64 and
-autocast are tested with 9 of the cases, attention on top of `eager` with 9.
+autocast are tested with 9 of the cases, and calibration on top of `eager` attention with 9.
 """
 REFUSED_HEAD = """
 ## Refused
 
-Calibration would be something else than the method, or could not reach every layer:
+For these models calibration would not be the published method, or could not reach every layer:
 """
 KINDS = """
-Refused as well, whatever the transformer: sparse encoders, late-interaction models (ColBERT, `MultiVectorEncoder`,
-PyLate), cross-encoders, static embeddings, bags of words, and CLIP's own module. Weighted-mean, max and concatenated
-poolings need the rows to calibrate to be named, such as `FairConfig(pooling="mean")`.
+Refused with any transformer: sparse encoders, late-interaction models (ColBERT, `MultiVectorEncoder`,
+PyLate), cross-encoders, static embeddings, bags of words, and CLIP's own module. With weighted-mean, max and
+concatenated pooling you have to say which rows to calibrate, such as `FairConfig(pooling="mean")`.
 """
 
 
