@@ -1,4 +1,4 @@
-"""Makes one index of the shards of a complete build: a pyterrier_dr FlexIndex, a .npy file, or Parquet."""
+"""Assembles the shards of a complete build into one index: a pyterrier_dr FlexIndex, a .npy file, or Parquet."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from typing import Any
 
 import numpy as np
 
+from fair_indexing.check import RECORD, describe_files
 from fair_indexing.files import new_folder, read_record, remove_parts, seal, sync, synced_file
 from fair_indexing.lock import locked
 from fair_indexing.manifest import Manifest
 from fair_indexing.shards import Completion, ShardFolder
 
-RECORD = "fair_index.json"
-"""The file of an assembled index that says what made its vectors: a `Manifest`."""
-
 NO_SINGLE = "a FlexIndex cannot hold a single one, as its format of docnos (npids) divides by zero"
 
 
 def assemble_flex(build: str | os.PathLike[str] | ShardFolder, out: str | os.PathLike[str]) -> Path:
-    """Makes a folder that `pyterrier_dr.FlexIndex` opens; it appears under its name when it is whole.
+    """Assembles an index that `pyterrier_dr.FlexIndex` opens. The folder appears when it is complete.
 
     Args:
         build: A complete build, or its folder.
-        out: The new folder.
+        out: The new folder of the index.
 
     Returns:
         The folder.
 
     Raises:
         IncompleteBuildError: The build is not complete.
-        DamagedFileError: A file of it is not what was written.
-        FolderInUseError: Another process is writing the build, or assembling it.
-        ValueError: ``out`` exists, or there is one document only, which the format of the docnos (npids) cannot store.
-        ImportError: npids, which comes with pyterrier_dr, is missing.
+        DamagedFileError: A file of the build is not what was written.
+        FolderInUseError: Another process is writing or assembling the build.
+        ValueError: ``out`` exists, or the build holds a single document, which the format of docnos (npids) cannot
+            store.
+        ImportError: The package npids, which comes with pyterrier_dr, is not installed.
         OSError: The disk is full, or cannot be written.
     """
     lookup = _npids()
@@ -62,9 +61,9 @@ def assemble_flex(build: str | os.PathLike[str] | ShardFolder, out: str | os.Pat
 
 
 def assemble_npy(build: str | os.PathLike[str] | ShardFolder, out: str | os.PathLike[str]) -> Path:
-    """Makes a folder with ``vectors.npy``, float32 (n, D), and ``docnos.jsonl``, a JSON string a line, in its order.
+    """Assembles ``vectors.npy``, float32 (n, D), and ``docnos.jsonl`` with one JSON string per line, in that order.
 
-    Arguments, result and errors are those of `assemble_flex`, but for npids and its limit.
+    Arguments, result and errors are those of `assemble_flex`, except that npids and its limit play no role.
     """
     with _assembled(build, out) as (shards, completion, folder):
         shape = (completion.documents, completion.dimension)
@@ -78,9 +77,9 @@ def assemble_npy(build: str | os.PathLike[str] | ShardFolder, out: str | os.Path
 
 
 def assemble_parquet(build: str | os.PathLike[str] | ShardFolder, out: str | os.PathLike[str]) -> Path:
-    """Makes a folder with ``vectors.parquet``: the columns ``docno`` and ``vector`` (D float32), one row group a shard.
+    """Assembles ``vectors.parquet`` with the columns ``docno`` and ``vector`` (D float32), one row group per shard.
 
-    Arguments, result and errors are those of `assemble_flex`, but for npids and its limit.
+    Arguments, result and errors are those of `assemble_flex`, except that npids and its limit play no role.
     """
     try:
         import pyarrow
@@ -104,11 +103,11 @@ FORMATS: dict[str, Callable[..., Path]] = {"flex": assemble_flex, "npy": assembl
 
 
 def read_manifest(index: str | os.PathLike[str]) -> Manifest:
-    """Reads what made the vectors of an assembled index.
+    """Reads the manifest of an assembled index: the encoder and the settings that made its vectors.
 
     Raises:
-        ValueError: The folder has no record of it: it is no index, or another tool made it.
-        DamagedFileError: The record is not what was written.
+        ValueError: The folder has no manifest: it is not an index, or another tool made it.
+        DamagedFileError: The manifest is not what was written.
     """
     try:
         return Manifest.from_dict(read_record(Path(index) / RECORD))
@@ -131,8 +130,9 @@ def _assembled(
         remove_parts(target.parent, target.name)
         with new_folder(target) as folder:
             yield shards, shards.completion(), folder  # again: another process may have gone on with the build
+            files = describe_files(folder, sorted(path.name for path in folder.iterdir()))
             with synced_file(folder / RECORD) as file:
-                file.write(seal(shards.manifest.to_dict()))
+                file.write(seal({**shards.manifest.to_dict(), "files": files}))
 
 
 def _check_lookup(lookup: Any, path: Path, shards: ShardFolder) -> None:

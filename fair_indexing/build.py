@@ -127,9 +127,8 @@ def build(
 def describe_kept(folder: str | os.PathLike[str]) -> str:
     """Returns a sentence that says how many documents an interrupted build has encoded, and how to resume it."""
     n, total = count_encoded(folder)
-    return (
-        f"{n}{'' if total is None else f' of {total}'} documents are kept in {os.fspath(folder)}; the same command resumes"
-    )
+    of = "" if total is None else f" of {total}"
+    return f"{n}{of} documents are kept in {os.fspath(folder)}; the same command resumes"
 
 
 def count_encoded(folder: str | os.PathLike[str]) -> tuple[int, int | None]:

@@ -105,6 +105,10 @@ class Source:
             raise TypeError(
                 f"{self._at(number, docno)}: {field}: expected str, got {_shown(value)} ({type(value).__name__}); {fix}"
             )
+        if "\0" in cast(str, docno):
+            raise ValueError(
+                f"{self._at(number, docno)}: {self.docno_field}: an index cannot hold docnos with a NUL character"
+            )
         if not docno:
             raise ValueError(f"{self._at(number, docno)}: {self.docno_field}: expected at least one character, got ''")
 

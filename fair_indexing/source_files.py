@@ -1,4 +1,4 @@
-"""The files of a source: which are read, in which order, and how."""
+"""Finds the files of a source and opens them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, cast
 
-JSON_LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
+JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson")
 PARQUET = (".parquet",)
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 """What reading a damaged gzip file raises."""
@@ -16,13 +16,13 @@ _NAMED = 5
 
 
 def source_files(path: Path) -> list[Path]:
-    """Returns the files of a source, those of a folder in the order of their names.
+    """Returns the files of a source; those of a folder are sorted by name.
 
-    Hidden files, and those whose names begin with "_" (Spark's _SUCCESS), are no part of a folder.
+    Hidden files and files whose names begin with "_" (such as Spark's _SUCCESS) are skipped.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is of another kind, or the folder holds none, or something else, which would be left out.
+        FileNotFoundError: There is no such file or folder.
+        ValueError: The file is of another kind, or the folder holds no such files, or other files beside them.
     """
     if not path.exists():
         raise FileNotFoundError(f"source: no such file: {path}")
@@ -44,7 +44,7 @@ def source_files(path: Path) -> list[Path]:
 
 
 def is_parquet(file: Path) -> bool:
-    """Returns whether a file is Parquet by its name; else it holds JSON lines."""
+    """Returns whether the name of a file says that it is Parquet; otherwise it holds JSON lines."""
     return file.name.lower().endswith(PARQUET)
 
 

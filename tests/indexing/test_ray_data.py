@@ -25,9 +25,9 @@ import torch
 
 import fair_indexing
 from fair_calibration import FairConfig, FairSentenceTransformer
+from fair_calibration.commands import main
 from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
 from fair_indexing.build import Build, SourceChangedError, build, open_build
-from fair_indexing.cli import main
 from fair_indexing.duplicates import DuplicateDocnoError
 from fair_indexing.files import digest_strings
 from fair_indexing.manifest import Manifest, describe_environment
@@ -346,9 +346,9 @@ class TestCommand:
         def fake(load_model: Any, *places: str, **settings: Any) -> Any:
             calls.append((load_model, {"places": places, **settings}))
             model = pickle.loads(pickle.dumps(load_model))()  # as a worker gets it
-            return build(model, *places, strength=settings["strength"], shard_size=4, show_progress_bar=False)
+            return build(model, *places, shard_size=4, show_progress_bar=False)
 
-        monkeypatch.setattr("fair_indexing.cli.build_on_ray", fake)
+        monkeypatch.setattr("fair_indexing.ray_data.build_on_ray", fake)
         command = ["build", path, str(source), str(tmp_path / "b"), "--config", CONFIG.to_json()]
         options = ["--max-seq-length", "40", "--shard-size", "4", "--quiet", "--no-resume"]
         assert main([*command, *options, "--ray", "3", "--gpus-per-worker", "0.5"]) == 0
@@ -358,7 +358,6 @@ class TestCommand:
             "workers": 3,
             "num_cpus": 1,
             "num_gpus": 0.5,
-            "strength": None,
             "shard_size": 4,
             "resume": False,
             "docno_field": "docno",
@@ -372,8 +371,7 @@ class TestCommand:
         assert encoder.max_seq_length == 40
 
     def test_errors(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            main(["build", "model", "docs.jsonl", "b", "--ray", "2", "--devices", "cuda:0", "cuda:1"])
+        assert main(["build", "model", "docs.jsonl", "b", "--ray", "2", "--devices", "cuda:0", "cuda:1"]) == 2
         assert "--devices: with --ray every worker has one device" in capsys.readouterr().err
 
 

@@ -126,7 +126,7 @@ class TestKinds:
         WRITERS[name.lower()](tmp_path / name, DOCS)
         assert pairs(open_source(tmp_path / name)) == pairs(open_source(tmp_path)) == PAIRS
 
-    @pytest.mark.parametrize("name", ["c.json", "e.jsonl.bz2", "f.parq", "README.md", "sub/d.jsonl", "d.jsonl/x"])
+    @pytest.mark.parametrize("name", ["c.csv", "e.jsonl.bz2", "f.parq", "README.md", "sub/d.jsonl", "d.jsonl/x"])
     def test_nothing_in_a_folder_is_left_out(self, tmp_path: Path, name: str) -> None:
         write_lines(tmp_path / "a.jsonl", DOCS)
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -302,3 +302,19 @@ class TestDamagedFiles:
         write_parquet(path, [{"docno": "a"}])
         with pytest.raises(ValueError, match=r"docs.parquet: expected the columns 'text', got \['docno'\]"):
             open_source(path)
+
+
+def test_docnos_that_an_index_cannot_hold() -> None:
+    for docno in ("a\0", "a\0b"):
+        with pytest.raises(
+            ValueError, match=r"list, record 0 .*: docno: an index cannot hold docnos with a NUL character"
+        ):
+            count_documents(open_source([{"docno": docno, "text": ""}]))
+
+
+def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.json", DOCS)
+    assert count_documents(open_source(tmp_path / "a.json")) == len(DOCS)
+    (tmp_path / "a.json").write_text("[\n{}]")
+    with pytest.raises(ValueError, match=r"a.json, line 1: expected a JSON object, got '\["):
+        count_documents(open_source(tmp_path / "a.json"))

@@ -89,8 +89,8 @@ def test_blank_lines_at_the_end_are_no_documents(tmp_path: Path, size: int) -> N
 
 def test_folders_are_those_that_are_read_whole(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", DOCS)
-    (tmp_path / "b.json").write_text("")
-    with pytest.raises(ValueError, match=r"also holds 'b.json', which would be left out"):
+    (tmp_path / "b.txt").write_text("")
+    with pytest.raises(ValueError, match=r"also holds 'b.txt', which would be left out"):
         open_slices(tmp_path, **FIELDS)
 
 
