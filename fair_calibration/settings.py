@@ -67,7 +67,10 @@ def unknown_setting(name: str, config: Settings) -> str:
     own, kind = setting_names(config), type(config).__name__
     other = EvenChunks if isinstance(config, FairConfig) else FairConfig
     if name in setting_names(other):
-        return f"{name}: a setting of {other.__name__}, but the settings here are a {kind}; give config={other.__name__}(...)"
+        return (
+            f"{name}: a setting of {other.__name__}, but the settings here are a {kind}; give "
+            f"config={other.__name__}(...)"
+        )
     nearest = difflib.get_close_matches(name, own, n=1)
     return f"{name}: not a setting of {kind}, which has {list(own)}" + (
         f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -98,8 +101,8 @@ def settings_from_text(text: str) -> Settings:
         values = json.loads(text)
     except (RecursionError, ValueError) as error:
         raise ValueError(
-            f"config: expected the name of a preset, one of {sorted(PRESETS)}, or JSON as FairConfig.to_json writes, got "
-            f"{text[:60]!r} ({error})"
+            f"config: expected the name of a preset, one of {sorted(PRESETS)}, or JSON as FairConfig.to_json writes, "
+            f"got {text[:60]!r} ({error})"
         ) from error
     return settings_from_dict(values)
 
