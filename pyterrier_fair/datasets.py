@@ -13,10 +13,10 @@ from fair_evaluation.position_collections import PositionCollection
 
 
 class PositionDataset(Dataset):
-    """A `PositionCollection` with the methods of a PyTerrier dataset, `pt.text.get_text` included."""
+    """A `PositionCollection` as a PyTerrier dataset, which `pt.text.get_text` accepts as well."""
 
     def __init__(self, collection: PositionCollection) -> None:
-        """Wraps ``collection``, as `fair_evaluation.position_collections.build_collections` returns it."""
+        """Takes a collection made by `fair_evaluation.position_collections.build_collections`."""
         self.collection = collection
 
     def get_corpus_iter(self, *, verbose: bool = True) -> Iterator[dict[str, str]]:
@@ -25,13 +25,13 @@ class PositionDataset(Dataset):
         yield from pt.tqdm(documents, desc="documents", unit="doc", disable=not verbose)
 
     def get_topics(self, variant: str | None = None) -> pd.DataFrame:
-        """Returns ``qid``, ``query`` and ``place``, where in the relevant document the answer stands."""
+        """Returns ``qid``, ``query`` and ``place``, the place of the answer in the relevant document."""
         _no_variant(variant)
         rows = [(q.qid, q.query, q.place) for q in self.collection.queries]
         return pd.DataFrame(rows, columns=["qid", "query", "place"])
 
     def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
-        """Returns ``qid``, ``docno`` and ``label``: one relevant document per query."""
+        """Returns ``qid``, ``docno`` and ``label``; every query has one relevant document."""
         _no_variant(variant)
         rows = [(q.qid, q.docno, 1) for q in self.collection.queries]
         return pd.DataFrame(rows, columns=["qid", "docno", "label"])
@@ -40,7 +40,7 @@ class PositionDataset(Dataset):
         """Returns a transformer that adds ``text`` by ``docno``.
 
         Raises:
-            ValueError: A field other than ``text`` is asked for.
+            ValueError: ``fields`` names a field other than ``text``.
         """
         if fields not in ("*", "text", ["text"]):
             raise ValueError(f"fields: the documents have the field 'text' alone, got {fields!r}")
@@ -53,7 +53,7 @@ class PositionTextLoader(pt.Transformer):
     schematic = {"label": "TextLoader"}
 
     def __init__(self, dataset: PositionDataset, *, verbose: bool = False) -> None:
-        """Loads from ``dataset``."""
+        """Takes the dataset whose texts it adds."""
         self.dataset = dataset
         self.verbose = verbose
         self._texts = {document["docno"]: document["text"] for document in dataset.collection.documents}
@@ -62,7 +62,7 @@ class PositionTextLoader(pt.Transformer):
         """Adds the column ``text``.
 
         Raises:
-            ValueError: A document is not part of the dataset.
+            ValueError: A document is not in the dataset.
         """
         pt.validate.columns(inp, includes=["docno"])
         if unknown := sorted(set(inp["docno"]) - self._texts.keys(), key=repr):
@@ -73,4 +73,4 @@ class PositionTextLoader(pt.Transformer):
 
 def _no_variant(variant: str | None) -> None:
     if variant is not None:
-        raise ValueError(f"variant: there are no variants of this dataset, got {variant!r}")
+        raise ValueError(f"variant: this dataset has no variants, got {variant!r}")

@@ -9,7 +9,8 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from pyterrier_fair import FairBiEncoder
+from fair_calibration import EvenChunks, FairConfig
+from pyterrier_fair import PRESETS, FairBiEncoder
 from tests.pyterrier.conftest import QUERIES, TEXTS, MakeEncoder
 
 SHARED: dict[str, FairBiEncoder] = {}  # unittest classes take no fixtures
@@ -211,3 +212,40 @@ def test_a_rank_cutoff_moves_before_the_doc_encoder(make_encoder: MakeEncoder, p
     assert len(result) == 2 * len(QUERIES)
     assert encoder.counts.documents == 2
     assert np.array_equal(np.stack(result["doc_vec"])[:2], encoder.encode_docs(TEXTS[:2]))
+
+
+@pytest.mark.parametrize("changes", [{"chunk_size": 30}, {"ridge": 0.1}, {"config": "published"}])
+def test_attributes_of_even_chunks(tiny_model: Any, changes: dict[str, Any]) -> None:
+    model = tiny_model()
+    encoder = FairBiEncoder(model, EvenChunks(chunk_size=24, unit_size=8), max_seq_length=100)
+    found = attributes(encoder)
+    assert found["chunk_size"] == 24
+    assert "basket_size" not in found
+    assert pt.schematic.transformer_schematic(encoder)["settings"]["unit_size"] == 8
+    assert pt.inspect.transformer_apply_attributes(encoder) == encoder
+    changed = pt.inspect.transformer_apply_attributes(encoder, **changes)
+    assert changed.max_seq_length == 100
+    for name, value in changes.items():
+        assert getattr(changed, name) == (PRESETS[value] if name == "config" else value)
+    with pytest.raises(TypeError, match="ridge: "):
+        pt.inspect.transformer_apply_attributes(encoder, config=FairConfig(), ridge=0.1)
+
+
+def test_settings_can_be_set_to_none_again(make_encoder: MakeEncoder) -> None:
+    encoder = make_encoder(min_content=30)
+    assert pt.inspect.transformer_apply_attributes(encoder, min_content=None).min_content is None
+
+
+@pytest.mark.parametrize("more", [[], ["query"], ["query", "query_vec"], ["query", "url"]])
+@pytest.mark.parametrize("field", ["text", "body"])
+def test_results_without_texts_name_the_missing_step(
+    make_encoder: MakeEncoder, pairs: pd.DataFrame, more: list[str], field: str
+) -> None:
+    frame = pairs.assign(url="u", query_vec=0)[["qid", "docno", "score", "rank", *more]]
+    encoder = make_encoder(text_field=field)
+    text = f"neither a column '{field}' .* nor 'doc_vec'; load their texts first: .*get_text\\(dataset, '{field}'\\)"
+    for transformer in (encoder, encoder.scorer(), pt.Transformer.from_df(frame.drop(columns=more)) >> encoder):
+        with pytest.raises(pt.validate.InputValidationError, match=text):
+            transformer(frame)
+    assert "query_vec" in encoder(pairs[["qid", "query"]]).columns  # queries by themselves are encoded
+    assert "query_vec" in encoder.query_encoder()(pairs[["qid", "query", "docno", "score"]]).columns

@@ -56,7 +56,7 @@ def test_a_collection_without_anything() -> None:
 
 @pytest.mark.parametrize("method", ["get_topics", "get_qrels"])
 def test_there_are_no_variants(dataset: PositionDataset, method: str) -> None:
-    with pytest.raises(ValueError, match="variant: there are no variants of this dataset, got 'test'"):
+    with pytest.raises(ValueError, match="variant: this dataset has no variants, got 'test'"):
         getattr(dataset, method)("test")
 
 

@@ -117,7 +117,7 @@ def test_wrong_models(wrong: Any) -> None:
 def test_settings_are_keywords(tiny_model: TinyModel) -> None:
     with pytest.raises(TypeError, match="config: expected a FairConfig, an EvenChunks or the name of a pre"):
         FairBiEncoder(tiny_model(), 0.5)  # type: ignore[misc]
-    with pytest.raises(TypeError, match=r"stregth: not a setting of FairConfig, .*; did you mean 'strength'"):
+    with pytest.raises(TypeError, match=r"stregth: not a setting of .*; did you mean 'strength'"):
         FairBiEncoder(tiny_model(), stregth=0.5)  # type: ignore[call-arg]
 
 
@@ -669,3 +669,83 @@ def test_chunks_that_do_not_fit_are_said_at_once(tiny_model: TinyModel) -> None:
     ):
         FairBiEncoder(tiny_model(), PRESETS["even_chunks"])
     FairBiEncoder(tiny_model(), "even_chunks", chunk_size=126)
+
+
+def test_chunks_that_fit_the_given_length_alone(tiny_model: TinyModel) -> None:
+    model = tiny_model()
+    model.max_seq_length = 40
+    with pytest.raises(ValueError, match="chunk_size: chunks of 60 tokens"):
+        FairBiEncoder(model, EvenChunks(chunk_size=60))
+    encoder = FairBiEncoder(model, EvenChunks(chunk_size=60), max_seq_length=100)
+    model.max_seq_length = 100
+    expected = calibrate(model, EvenChunks(chunk_size=60)).encode_document(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(encoder.encode_docs(TEXTS), expected, atol=1e-6)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("strenght", "strength"), ("chunksize", "chunk_size"), ("batchsize", "batch_size")]
+)
+def test_unknown_settings_name_the_nearest_before_the_model_is_loaded(name: str, nearest: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}: not a setting of .*; did you mean '{nearest}'"):
+        FairBiEncoder("no/such-model", **{name: 1})
+
+
+@pytest.mark.parametrize("name", ["./nope", "/nope", "~/nope", "a/b/c", "nope/", "", Path("nope")])
+def test_missing_folders_are_not_taken_for_names(name: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.model_info", None)  # not called
+    with pytest.raises(ValueError, match=r"model: there is no folder .*, and it cannot be the name of a model"):
+        FairBiEncoder(name)
+
+
+def test_unknown_names_end_in_one_request_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def model_info(name: str) -> None:
+        asked.append(name)
+        raise OSError("no\nroute")
+
+    monkeypatch.setattr("huggingface_hub.model_info", model_info)
+    monkeypatch.setattr(FairSentenceTransformer, "__init__", None)  # not called
+    for name, names in (("BAAI/bge-m33", ["BAAI/bge-m33"]), ("bge", ["bge", "sentence-transformers/bge"])):
+        asked.clear()
+        with pytest.raises(ValueError, match=r"is not a folder, not in the cache .* \(no route\)$"):
+            FairBiEncoder(name)
+        assert asked == names
+
+
+def test_config_is_a_setting(tiny_model: TinyModel) -> None:
+    encoder = FairBiEncoder(tiny_model())
+    encoder.config = "full"  # type: ignore[assignment]
+    assert encoder.config == PRESETS["full"]
+    assert encoder.isolated_share == "equal"
+    encoder.config = EvenChunks(chunk_size=24)
+    assert encoder.chunk_size == 24
+    assert differ(encoder.encode_docs(TEXTS), FairBiEncoder(tiny_model(), "full").encode_docs(TEXTS))
+    with pytest.raises(AttributeError, match="basket_size"):
+        _ = encoder.basket_size
+    with pytest.raises(ValueError, match="config: expected the name of a preset"):
+        encoder.config = "fully"  # type: ignore[assignment]
+
+
+def test_repr_and_str(make_encoder: MakeEncoder, tiny_model: TinyModel) -> None:
+    encoder = make_encoder(layers=1, normalize=False)
+    assert repr(encoder) == (
+        f"FairBiEncoder({encoder.model!r}, strength=0.8, basket_size=8, layers=1, normalize=False)"
+    )
+    assert str(encoder) == f"FairBiEncoder({encoder.model!r})"
+    chunks = FairBiEncoder(tiny_model(), EvenChunks(chunk_size=24))
+    assert repr(chunks).endswith(", 'even_chunks', strength=1.0, chunk_size=24)")
+
+
+def test_copies_have_identities_of_their_own(make_encoder: MakeEncoder) -> None:
+    encoder = make_encoder()
+    before = encoder.identity()
+    assert encoder.identity() is before
+    for copied in (copy.copy(encoder), copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+        assert copied.identity() == before
+        copied.strength = 0.1
+        assert copied.identity().document_differences(before) == ["fair_config.strength: 0.1 there, 0.8 now"]
+        assert encoder.identity() == before

@@ -98,11 +98,41 @@ class TestIndexing:
         before = tree(Path(built.path))
         with pytest.raises(ValueError, match=r"index.flex exists; remove it to index anew, or take another path"):
             built.index(DOCS)
-        Path(f"{built.path}.build").mkdir()  # left by a call that was killed in the end
-        with pytest.raises(ValueError, match=r"index.flex exists"):
-            built.index(DOCS)
         assert tree(Path(built.path)) == before
         assert not Path(f"{built.path}.build").exists()
+
+    @pytest.mark.parametrize("left", ["nothing", "shards that are removed in part"])
+    def test_a_call_that_was_killed_while_tidying_up(
+        self, built: FairIndex, make_encoder: MakeEncoder, left: str
+    ) -> None:
+        before, work = tree(Path(built.path)), Path(f"{built.path}.build")
+
+        def kill() -> None:
+            work.mkdir()
+            if left != "nothing":
+                (work / "done").mkdir()
+                (work / "done" / "manifest.json").write_text("{}")
+
+        kill()
+        assert built.index(iter(DOCS)) is built
+        assert not work.exists()
+        kill()
+        with pytest.raises(SourceChangedError, match="is complete, and holds other documents; remove it"):
+            built.index(DOCS[::-1])
+        with pytest.raises(DifferentEncoderError, match=r"fair_config.strength: 0.8 there, 0.3 now"):
+            FairIndex(built.path, make_encoder(strength=0.3)).index(DOCS)
+        assert tree(Path(built.path)) == before
+        built.index(DOCS)
+        assert tree(Path(built.path)) == before
+        assert not work.exists()
+
+    def test_a_folder_that_is_not_an_index_stays(self, index: FairIndex) -> None:
+        Path(index.path).mkdir()
+        (Path(index.path) / "notes.txt").write_text("mine")
+        Path(f"{index.path}.build").mkdir()
+        with pytest.raises(ValueError, match=r"index.flex exists; remove it to index anew"):
+            index.index(DOCS)
+        assert (Path(index.path) / "notes.txt").exists()
 
     @pytest.mark.parametrize(
         ("docs", "error", "match"),
@@ -114,6 +144,7 @@ class TestIndexing:
             ([*DOCS, {"docno": "x", "text": np.nan}], ValueError, r"record 8 \(docno 'x'\): text is missing"),
             ([*DOCS, DOCS[1]], ValueError, "record 8: docno 'd1' is that of list, record 1 already"),
             ([*DOCS, {"docno": "x"}], ValueError, r"record 8 \(docno 'x'\): expected 'text'"),
+            ([*DOCS, {"docno": "x\0", "text": ""}], ValueError, r"record 8: docno: 'x\\x00' ends in a NUL character"),
         ],
     )
     def test_bad_documents(
@@ -231,10 +262,29 @@ class TestRetrieval:
         assert results["ndcg_cut_10"].between(0.01, 1).all()
 
     def test_needs_an_index(self, index: FairIndex) -> None:
-        with pytest.raises(ValueError, match=r"has no fair_index.json"):
+        with pytest.raises(ValueError, match=r"there is no index at .*; call index\(\) first"):
             index.retriever()
         with pytest.raises(ValueError, match=r"there is no index at .*; call index\(\) first"):
             index.flex()
+
+    def test_query_encoders_stand_for_their_encoders(
+        self, built: FairIndex, encoder: FairBiEncoder, topics: pd.DataFrame
+    ) -> None:
+        pd.testing.assert_frame_equal(built.retriever(encoder.query_encoder())(topics), built.retriever()(topics))
+        with pytest.raises(TypeError, match="encoder: expected a FairBiEncoder, got FlexIndex"):
+            built.retriever(built.flex())
+
+    @pytest.mark.parametrize("file", ["vecs.f4", "docnos.npids", "pt_meta.json", "fair_index.json"])
+    @pytest.mark.parametrize("harm", ["zeros", "half", "empty", "missing"])
+    def test_damaged_files_are_named(self, built: FairIndex, file: str, harm: str) -> None:
+        path = Path(built.path) / file
+        data = path.read_bytes()
+        harmed = {"zeros": bytes(len(data)), "half": data[: len(data) // 2], "empty": b""}
+        path.unlink()
+        if harm != "missing":
+            path.write_bytes(harmed[harm])
+        with pytest.raises(ValueError, match=file):
+            built.retriever()
 
     def test_indexes_of_others_have_no_record(self, encoder: FairBiEncoder, tmp_path: Path) -> None:
         (encoder.doc_encoder() >> FlexIndex(str(tmp_path / "theirs"), verbose=False)).index(DOCS)
@@ -298,3 +348,65 @@ class TestRetrieval:
         assert part == built.query_encoder(encoder)
         assert part != encoder.query_encoder()
         assert repr(index) == f"FairIndex({index.path!r}, {encoder!r})"
+
+
+def flat(frame: pd.DataFrame) -> list[tuple[Any, ...]]:
+    return list(frame[["qid", "docno", "docid", "score", "rank"]].itertuples(index=False, name=None))
+
+
+class TestNumbersOfResults:
+    """For one result and for none, pyterrier_dr's retrievers return arrays in place of values."""
+
+    @pytest.fixture
+    def expected(self, built: FairIndex, topics: pd.DataFrame) -> list[tuple[Any, ...]]:
+        found = (built.encoder.query_encoder() >> built.flex().np_retriever())(topics)
+        return flat(found[found["rank"] == 0])
+
+    @pytest.mark.parametrize("kind", ["np_retriever", "torch_retriever"])
+    @pytest.mark.parametrize("way", ["num_results", "cutoff", "compiled"])
+    def test_one(
+        self, built: FairIndex, topics: pd.DataFrame, expected: list[tuple[Any, ...]], kind: str, way: str
+    ) -> None:
+        one = {
+            "num_results": lambda: built.retriever(kind=kind, num_results=1),
+            "cutoff": lambda: built.retriever(kind=kind) % 1,
+            "compiled": lambda: (built.retriever(kind=kind) % 1).compile(),
+        }[way]()
+        found = one(topics)
+        for row, wanted in zip(flat(found), expected, strict=True):
+            assert row == pytest.approx(wanted)
+        assert all(type(docno) is str for docno in found["docno"])
+        assert found["docid"].dtype.kind == "i"
+        assert found["score"].dtype.kind == "f"
+        assert one.search(topics["query"][0])["docno"].tolist() == [expected[0][1]]
+
+    @pytest.mark.parametrize("kind", ["np_retriever", "torch_retriever"])
+    def test_none(self, built: FairIndex, topics: pd.DataFrame, kind: str) -> None:
+        some = built.retriever(kind=kind)(topics)
+        for none in (
+            built.retriever(kind=kind, num_results=0),
+            built.retriever(kind=kind) % 0,
+            (built.retriever(kind=kind) % 0).compile(),
+        ):
+            found = none(topics)
+            assert len(found) == 0
+            assert list(found.columns) == list(some.columns)
+
+    def test_no_queries(self, built: FairIndex, topics: pd.DataFrame) -> None:
+        found = built.retriever(num_results=1)(topics[:0])
+        assert len(found) == 0
+        assert {"docno", "score", "rank"} <= set(found.columns)
+
+    def test_in_an_experiment_and_before_get_text(
+        self, built: FairIndex, topics: pd.DataFrame, qrels: pd.DataFrame
+    ) -> None:
+        texts = pt.apply.text(lambda row: TEXTS[int(row["docno"][1:])])
+        one = built.retriever(num_results=1)
+        systems = [one, built.retriever() % 1, one >> texts >> built.encoder]
+        results = pt.Experiment(systems, topics, qrels, ["P_1"], names=["one", "cut", "reranked"])
+        assert results["P_1"].nunique() == 1
+
+    def test_equality_and_repr(self, built: FairIndex) -> None:
+        assert built.retriever(num_results=1) == built.retriever(num_results=1)
+        assert built.retriever(num_results=1) != built.retriever(num_results=2)
+        assert "Retriever" in repr(built.retriever())

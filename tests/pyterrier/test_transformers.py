@@ -14,8 +14,9 @@ import torch
 from pyterrier_dr import SimFn
 
 from fair_calibration import DocumentCounts
-from pyterrier_fair import FairBiEncoder, transformers
-from pyterrier_fair.transformers import FairDocEncoder, FairQueryEncoder, FairScorer
+from pyterrier_fair import FairBiEncoder
+from pyterrier_fair import columns as columns_module
+from pyterrier_fair.biencoder import FairDocEncoder, FairQueryEncoder, FairScorer
 from tests.pyterrier.conftest import QUERIES, TEXTS, MakeEncoder
 
 
@@ -99,7 +100,7 @@ def test_records_instead_of_frames(encoder: FairBiEncoder, docs: pd.DataFrame) -
 
 
 def test_streams_of_records(make_encoder: MakeEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "WINDOW", 3)
+    monkeypatch.setattr(columns_module, "WINDOW", 3)
     encoder = make_encoder()
     texts = [TEXTS[i] for i in (0, 1, 0, 1, 1, 2, 3)]
     read = []
@@ -133,7 +134,7 @@ def test_streams_of_records(make_encoder: MakeEncoder, monkeypatch: pytest.Monke
 def test_an_encoder_that_is_changed_in_mid_stream_is_refused(
     make_encoder: MakeEncoder, monkeypatch: pytest.MonkeyPatch, change: Callable[[FairBiEncoder], object]
 ) -> None:
-    monkeypatch.setattr(transformers, "WINDOW", 3)
+    monkeypatch.setattr(columns_module, "WINDOW", 3)
     encoder = make_encoder()
     stream = encoder.doc_encoder()({"docno": f"d{i}", "text": text} for i, text in enumerate(TEXTS[:6]))
     next(stream)

@@ -1,9 +1,7 @@
-"""The safe way with pyterrier-caching, whose keys never include the transformer: a folder for each encoder."""
+"""Caches that keep encoders apart: pyterrier-caching's keys do not include the transformer, so each has a folder."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -14,75 +12,73 @@ from filelock import FileLock
 
 from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
 from fair_indexing.files import new_folder, read_record, seal, synced_file
-from pyterrier_fair.encoder import FairBiEncoder
-from pyterrier_fair.identity import EncoderState
-from pyterrier_fair.texts import read_texts
+from pyterrier_fair.biencoder import FairBiEncoder
+from pyterrier_fair.columns import read_texts
 
 _RECORD = "fair_encoder.json"
 _TEXTS_AT_ONCE = 10_000  # SQLite takes no more than 32,766 variables
 
 
 def cache_path(folder: str | os.PathLike[str], encoder: FairBiEncoder) -> Path:
-    """Returns the folder for caches of an encoder with its settings as they stand now, made if it is not there.
+    """Returns the folder for caches of an encoder with its present settings, and makes it if there is none.
 
     Encoders that differ in anything that document vectors depend on (weights, calibration, prompts, max_seq_length,
-    ...) have different ones. Caches of documents, scores or results go into it under names of their own, one for each
-    collection where they go by docno::
+    ...) have different folders. Put caches of documents, scores or results into it under names of their own; caches
+    with docnos as keys need one for each collection::
 
         ScorerCache(cache_path("caches", fair_dense) / "msmarco-scores", fair_dense)
 
-    Settings that are changed later, by a grid search say, are not followed: see `FairDocCache`.
+    The folder does not follow settings that are changed later, such as by a grid search; `FairDocCache` does.
 
     Args:
-        folder: Of all caches.
+        folder: The folder of all caches.
         encoder: The encoder.
 
     Raises:
-        DifferentEncoderError: The folder of that name is another encoder's; every difference is named.
-        ValueError: It holds no record of an encoder.
+        DifferentEncoderError: The folder of that name belongs to another encoder; every difference is named.
+        ValueError: The folder of that name has no record of an encoder.
     """
-    return _folder_of(Path(folder), EncoderState(encoder).record())
+    return _folder_of(Path(folder), encoder.identity())
 
 
 class FairDocCache(pt.Transformer):
     """Adds ``doc_vec`` as ``encoder.doc_encoder()`` does, encoding no text twice, not even in another run.
 
-    It may stand wherever the doc encoder may: ``FairDocCache("caches", fair_dense) >> FlexIndex("index.flex")``, or
-    before ``fair_dense.scorer()``. The cache goes by the text, so one folder serves all collections, and by all that
-    the encoder's document vectors depend on, as it stands when documents are encoded: changed settings have a cache of
-    their own. It is a pyterrier-caching KeyValueCache per setting.
+    It can be used wherever the doc encoder can: ``FairDocCache("caches", fair_dense) >> FlexIndex("index.flex")``, or
+    before ``fair_dense.scorer()``. The keys are the texts, so one folder serves all collections. Everything that
+    document vectors depend on is read when documents are encoded, and each combination of settings has a cache of its
+    own, a KeyValueCache of pyterrier-caching.
     """
 
-    batch_size = 4096  # how many documents an indexing pipeline hands over at a time
+    batch_size = 4096  # how many documents an indexing pipeline passes on at a time
 
     def __init__(
         self, folder: str | os.PathLike[str], encoder: FairBiEncoder, *, text_field: str | None = None
     ) -> None:
-        """Takes the folder of all caches; it is made when the first text is encoded.
+        """Takes the folder of all caches, which is made when the first text is encoded.
 
         Args:
-            folder: Of all caches.
+            folder: The folder of all caches.
             encoder: The encoder.
-            text_field: The column of the texts; None is the encoder's.
+            text_field: The column of the texts; None means the encoder's.
 
         Raises:
-            TypeError: ``encoder`` is no FairBiEncoder.
+            TypeError: ``encoder`` is not a FairBiEncoder.
         """
         if not isinstance(encoder, FairBiEncoder):
             raise TypeError(f"encoder: expected a FairBiEncoder, got {type(encoder).__name__}")
         self.folder = os.fspath(folder)
         self.encoder = encoder
         self.text_field = text_field
-        self._state = EncoderState(encoder)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Adds ``doc_vec``.
 
         Raises:
-            ImportError: pyterrier-caching is missing.
-            DifferentEncoderError: The cache is another encoder's.
-            ValueError: A text is missing, or there are two columns of its name.
-            TypeError: A text is no string.
+            ImportError: pyterrier-caching is not installed.
+            DifferentEncoderError: The cache belongs to another encoder.
+            ValueError: A text is missing, or two columns have its name.
+            TypeError: A text is not a string.
         """
         field = self.text_field or self.encoder.text_field
         pt.validate.columns(inp, includes=[field])
@@ -90,8 +86,8 @@ class FairDocCache(pt.Transformer):
         vectors: dict[str, Any] = {}
         distinct = list(dict.fromkeys(texts))
         if distinct:
-            path = _folder_of(Path(self.folder), self._state.record())
-            encode = _TextEncoder(self.encoder)
+            path = _folder_of(Path(self.folder), self.encoder.identity())
+            encode = _Encode(self.encoder)
             make_cache = _key_value_cache()
             with FileLock(path / ".lock"), make_cache(path / "doc_vec", encode, key="text", value="doc_vec") as cache:
                 for start in range(0, len(distinct), _TEXTS_AT_ONCE):
@@ -112,8 +108,8 @@ class FairDocCache(pt.Transformer):
         return f"FairDocCache({self.folder!r}, {self.encoder!r})"
 
 
-class _TextEncoder(pt.Transformer):
-    """Encodes the column ``text``, whatever the encoder's text_field is."""
+class _Encode(pt.Transformer):
+    """Encodes the column ``text``, whatever the encoder's text_field."""
 
     def __init__(self, encoder: FairBiEncoder) -> None:
         self.encoder = encoder
@@ -122,24 +118,22 @@ class _TextEncoder(pt.Transformer):
         return inp.assign(doc_vec=cast(Any, list(self.encoder.encode_docs(inp["text"].tolist()))))
 
 
-def _folder_of(folder: Path, record: EncoderIdentity) -> Path:
-    values = {key: value for key, value in record.to_dict().items() if key != "model"}
-    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
-    path = folder / digest
+def _folder_of(folder: Path, identity: EncoderIdentity) -> Path:
+    path = folder / identity.digest()
     if not path.exists():
         try:
             with new_folder(path) as part, synced_file(part / _RECORD) as file:
-                file.write(seal(record.to_dict()))
+                file.write(seal(identity.to_dict()))
         except OSError:
             if not path.exists():
-                raise  # else another process was faster
+                raise  # otherwise another process was faster
     try:
         there = EncoderIdentity.from_dict(read_record(path / _RECORD))
     except FileNotFoundError as error:
-        raise ValueError(f"folder: {path} has no {_RECORD}, so nothing tells which encoder it is of") from error
-    if lines := there.document_differences(record):
+        raise ValueError(f"folder: {path} has no {_RECORD}, so its encoder is not known") from error
+    if lines := there.document_differences(identity):
         raise DifferentEncoderError(
-            f"folder: {path} is of {there.model!r} with other settings than {record.model!r} has now: "
+            f"folder: {path} was made by {there.model!r} with other settings than {identity.model!r} has now: "
             f"{'; '.join(lines)}. Remove it, or take another folder"
         )
     return path

@@ -85,7 +85,7 @@ class TestPath:
 
     def test_a_folder_without_a_record_is_refused(self, encoder: FairBiEncoder, tmp_path: Path) -> None:
         (cache_path(tmp_path, encoder) / "fair_encoder.json").unlink()
-        with pytest.raises(ValueError, match=r"has no fair_encoder.json, so nothing tells which encoder it is of"):
+        with pytest.raises(ValueError, match=r"has no fair_encoder.json, so its encoder is not known"):
             cache_path(tmp_path, encoder)
 
     def test_scores(
