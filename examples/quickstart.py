@@ -83,9 +83,7 @@ def main() -> None:
         f"{args.passages_per_document} passages, with {n_queries} queries each\n"
     )
     print(make_table(means, evaluations).to_string(index=False, float_format="{:.3f}".format))
-    print(
-        "\nPSI is 1 - min / max of nDCG@10 over the places of the answer; 0 is position-fair. mrt: time per query."
-    )
+    print("\nPSI is 1 - min / max of nDCG@10 over the places of the answer; 0 is position-fair. mrt: time per query.")
     if args.verbose:
         for name, encoder in encoders:
             print(f"\n{name}: {encoder.summary()}")
