@@ -9,7 +9,7 @@ downloaded by every node: pin it with --revision. The node that assembles the in
     ray job submit --address http://FIRST:8265 --working-dir examples -- \
         python ray_cluster.py BAAI/bge-m3 /shared/corpus /shared/build --workers 8 --gpus 1 --flex /shared/index.flex
 
-Run it again after whatever ended it: it goes on with the shards that are missing. Without a cluster, on this machine:
+Run it again after an interruption: it resumes with the shards that are missing. Without a cluster, on this machine:
 
     python examples/ray_cluster.py MODEL corpus.jsonl build --address local --workers 2
 """
@@ -69,13 +69,13 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a sentence-transformers name, or a folder that all nodes see")
     parser.add_argument("source", help="a file of JSON lines or Parquet, or a folder of such files, that all nodes see")
-    parser.add_argument("folder", help="of the build, that all nodes see")
-    parser.add_argument("--address", default="auto", help="of the cluster (default: the one that this node is in)")
-    parser.add_argument("--workers", type=int, default=2, help="at most (default: 2)")
-    parser.add_argument("--cpus", type=float, default=1, help="per worker (default: 1)")
-    parser.add_argument("--gpus", type=float, default=0, help="per worker, 1 on GPU nodes (default: 0)")
-    parser.add_argument("--strength", type=float, default=0.5, help="of the calibration (default: 0.5)")
-    parser.add_argument("--revision", help="of the model")
+    parser.add_argument("folder", help="the output folder, which all nodes see")
+    parser.add_argument("--address", default="auto", help="address of the cluster (default: that of this node)")
+    parser.add_argument("--workers", type=int, default=2, help="the most workers (default: 2)")
+    parser.add_argument("--cpus", type=float, default=1, help="CPUs of each worker (default: 1)")
+    parser.add_argument("--gpus", type=float, default=0, help="GPUs of each worker, 1 on GPU nodes (default: 0)")
+    parser.add_argument("--strength", type=float, default=0.5, help="strength of the calibration (default: 0.5)")
+    parser.add_argument("--revision", help="revision of the model on the hub")
     parser.add_argument("--max-seq-length", type=int, help="tokens per document (default: the model's)")
     parser.add_argument("--shard-size", type=int, default=4096, help="documents per shard (default: 4096)")
     parser.add_argument("--docno-field", default="docno", help="the column of the docnos (default: docno)")

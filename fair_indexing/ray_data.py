@@ -1,4 +1,4 @@
-"""Builds on a cluster with Ray Data: a pool of workers encodes shards, each reads, encodes and writes its own.
+"""Builds an index on a Ray cluster: workers read, encode and write one shard after the other.
 
 Ray Data schedules a data set of shards, one row with the place of a shard's documents each, over a pool of actors.
 Its readers (``read_parquet``, ``read_json``) are not used: their blocks follow files and row groups and come in any
@@ -67,14 +67,14 @@ def build_on_ray(
     Ray is started on this machine if it is not: call ``ray.init(address=...)`` before for a cluster.
 
     Args:
-        load_model: Loads the model; called once in every worker. It is pickled, so it should hold what the model is
-            loaded by, such as ``functools.partial(FairSentenceTransformer, "BAAI/bge-m3")``, and not the model.
+        load_model: A function that loads the model, called once in every worker. It is pickled, so it should hold the
+            name of the model, as ``functools.partial(FairSentenceTransformer, "BAAI/bge-m3")`` does, not the model.
         source: A file of JSON lines or Parquet, a folder of them, or a Hugging Face ``Dataset``; see `open_source`.
-        folder: Of the build; new, empty, or of a build that ended early.
-        workers: How many, or the least and the most of them, for a cluster that grows.
+        folder: The output folder: new, empty, or holding an interrupted build.
+        workers: The number of workers, or the least and the most for a cluster that grows.
         num_cpus: CPUs of each worker.
         num_gpus: GPUs of each worker; a fraction lets several share one.
-        strength: As all that follow see `build`.
+        strength: This and the following settings are those of `build`.
         normalize: See `build`.
         shard_size: See `build`; also what a worker does at a time. Fewer shards than workers leave some idle.
         resume: See `build`.
@@ -93,8 +93,8 @@ def build_on_ray(
         FolderInUseError: Another process is writing the folder.
         WorkerDiedError: (`fair_indexing.shard_worker`) A shard ended its worker again and again.
         ValueError: There are no documents, a record cannot be indexed, or a setting is out of range.
-        TypeError: A docno or text is no string, or workers cannot read the source.
-        OSError: The disk is full, or cannot be written; what is complete stays.
+        TypeError: A docno or a text is not a string, or workers cannot read the source.
+        OSError: The disk is full, or cannot be written. What is complete is kept.
     """
     ray = _import_ray()
     size = _pool_size(workers)

@@ -28,16 +28,17 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Documents to be read.
+    """A collection of documents that can be read.
 
     Attributes:
-        name: What they are called.
-        read: Begins a pass over (docno, text), not checked.
-        locate: Says of a document's number where it stands, such as "corpus.jsonl, line 17"; for those read so far.
-        rereadable: Whether `read` may be called again.
-        documents: How many there are, None if that is not known.
-        docno_field: Where docnos stand.
-        text_field: Where texts stand.
+        name: The name of the collection, for messages.
+        read: Begins a pass over (docno, text), which are not checked.
+        locate: Returns where a document stands, such as "corpus.jsonl, line 17", by its number; for documents that
+            were read before.
+        rereadable: Whether `read` may be called more than once.
+        documents: The number of documents, None if it is unknown.
+        docno_field: The column or key of the docnos.
+        text_field: The column or key of the texts.
     """
 
     name: str
@@ -132,21 +133,21 @@ class _Fields(NamedTuple):
 def open_source(
     source: Any, *, docno_field: str = "docno", text_field: str = "text", refused: Mapping[str, str] | None = None
 ) -> Source:
-    """Makes a `Source` of what documents come in.
+    """Opens the documents of a collection, in any of the supported forms.
 
     Args:
-        source: A file of JSON lines (.jsonl, .ndjson, also .gz) or Parquet, a folder of such files and no others (read
-            in the order of their names; names that begin with "." or "_" do not count), a Hugging Face ``Dataset``, a
-            pandas DataFrame, or an iterable of dicts. Blank lines may stand at the end of a file.
+        source: A file of JSON lines (.jsonl, .ndjson, .json, also .gz) or Parquet; a folder of such files and no
+            others, read in the order of their names (names that begin with "." or "_" are skipped); a Hugging Face
+            ``Dataset``; a pandas DataFrame; or an iterable of dicts. A file may end with blank lines.
         docno_field: The column or key of the docnos.
         text_field: The column or key of the texts.
-        refused: Columns or keys that no record may have, and for each what the error says of it.
+        refused: Columns or keys that no record may have, each with the text of the error.
 
     Raises:
         FileNotFoundError: There is no such file.
-        TypeError: It is none of these.
-        ValueError: The folder holds no such files, or others, the file is of another kind, or the columns are not
-            there, there twice, or refused.
+        TypeError: ``source`` is not a file, a folder, a data set or an iterable of dicts.
+        ValueError: The file is of another kind, the folder holds no such files or other files beside them, or a column
+            is missing, ambiguous or refused.
     """
     fields = _Fields(docno_field, text_field, refused or {})
     if isinstance(source, Source):

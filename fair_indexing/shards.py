@@ -1,4 +1,4 @@
-"""The vectors of a collection as shards on disk, each whole or not there, written in any order by any worker.
+"""The folder of a build: the vectors of a collection in shards, written in any order, each complete or absent.
 
 A build folder holds ``manifest.json``, a folder per shard, named by the place of its first document in the source,
 and at the end ``complete.json``. A shard holds ``vectors.npy`` (float32), ``docnos.json`` and, with checksums of both,
@@ -25,7 +25,7 @@ from fair_indexing.shard import Shard, ShardEntry, read_docnos, read_entry, read
 
 _MANIFEST, _COMPLETE, _SHARDS = "manifest.json", "complete.json", "shards"
 _NAMED = 5
-_GO_ON = "run it again to go on with it"
+_GO_ON = "run it again to resume it"
 
 
 class IncompleteBuildError(ValueError):
@@ -34,7 +34,7 @@ class IncompleteBuildError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """What a complete build holds: ``documents`` vectors of ``dimension`` in ``shards`` shards."""
+    """The size of a complete build: ``documents`` vectors with ``dimension`` values each, in ``shards`` shards."""
 
     documents: int
     dimension: int
@@ -42,14 +42,14 @@ class Completion:
 
 
 class ShardFolder:
-    """The folder of a build. Opening one changes nothing; writing is safe from several processes and machines."""
+    """Reads and writes the folder of a build. Several processes and machines may write at the same time."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Opens a folder.
+        """Opens the folder of a build, changing nothing.
 
         Raises:
-            ValueError: It holds no build.
-            DamagedFileError: Its manifest is damaged.
+            ValueError: The folder holds no build.
+            DamagedFileError: The manifest of the build is damaged.
         """
         self.folder = Path(folder)
         try:
@@ -59,10 +59,10 @@ class ShardFolder:
 
     @classmethod
     def create(cls, folder: str | os.PathLike[str], manifest: Manifest) -> ShardFolder:
-        """Begins a build in a folder that is empty or not there; hold its lock.
+        """Begins a build in an empty or a new folder. The caller holds the folder's lock.
 
         Raises:
-            ValueError: There is something in it.
+            ValueError: The folder is not empty.
         """
         path = Path(folder)
         remove_parts(path, _MANIFEST)
@@ -79,10 +79,10 @@ class ShardFolder:
         return (Path(folder) / _MANIFEST).exists()
 
     def begin_anew(self, manifest: Manifest) -> None:
-        """Takes another manifest, as long as there are no shards; hold the folder's lock.
+        """Replaces the manifest while there are no shards. The caller holds the folder's lock.
 
         Raises:
-            ValueError: There are shards, which are of the manifest that is there.
+            ValueError: There are shards, which were encoded with the present manifest.
         """
         if starts := self.starts():
             raise ValueError(f"manifest: {self.folder} holds {_shards(starts)} of the one that is there; remove them")
@@ -97,9 +97,9 @@ class ShardFolder:
         self._write_manifest(manifest)
 
     def note_documents(self, documents: int | None) -> None:
-        """Notes in the manifest how many documents the source has, None if that is not known; hold the folder's lock.
+        """Writes the number of documents of the source, None if it is unknown, into the manifest.
 
-        A build that was complete is not any more if the number is another.
+        A complete build becomes incomplete if the number changes. The caller holds the folder's lock.
         """
         if self.manifest.source.get("documents") != documents:
             self._reopen()
@@ -114,10 +114,10 @@ class ShardFolder:
     def write(
         self, start: int, docnos: Sequence[str], vectors: npt.NDArray[np.float32], *, texts: Sequence[str]
     ) -> ShardEntry:
-        """Writes one shard; it is on the disk when this returns, and never there in part.
+        """Writes one shard, which is on the disk when this returns, and never there in part.
 
-        A whole shard of the same records that is there already stays, so that two workers may do the same one. A new
-        one ends the completeness of a build, as it is of documents that were not known to be there.
+        If the shard exists already with the same records, it is kept, so that two workers may encode the same one. A
+        new shard makes a complete build incomplete, as its documents were not known before.
 
         Args:
             start: The place of its first document in the source, a multiple of the shard size.
@@ -152,12 +152,12 @@ class ShardFolder:
         return read_shard(self._existing(start))
 
     def starts(self) -> list[int]:
-        """Returns the places of the shards that are there, ascending; they are not verified."""
+        """Returns the start of each existing shard in ascending order, without verifying them."""
         shards = self.folder / _SHARDS
         return sorted(int(path.name) for path in shards.iterdir() if path.name.isdecimal()) if shards.exists() else []
 
     def entries(self) -> Iterator[ShardEntry]:
-        """Yields the entries of the shards that are there, by place; their vectors are not verified.
+        """Yields the entries of the existing shards in order, without verifying their vectors.
 
         Raises:
             DamagedFileError: An entry is not what was written.
@@ -166,10 +166,11 @@ class ShardFolder:
             yield read_entry(self._existing(start))
 
     def verify(self) -> tuple[dict[int, ShardEntry], list[str]]:
-        """Reads every shard.
+        """Reads and verifies every shard.
 
         Returns:
-            The entries of the whole ones by their place, and for each damaged one a line that says what is wrong.
+            The entries of the undamaged shards by their start, and for each damaged shard a line that says what is
+            wrong.
         """
         whole, damaged = {}, []
         for start in self.starts():
@@ -180,7 +181,11 @@ class ShardFolder:
         return whole, damaged
 
     def repair(self) -> tuple[dict[int, ShardEntry], list[str]]:
-        """Removes what killed writers left behind, and the damaged shards; as `verify`. Hold the folder's lock."""
+        """Removes damaged shards and what killed writers left behind. The caller holds the folder's lock.
+
+        Returns:
+            The same as `verify`.
+        """
         shards = self.folder / _SHARDS
         shards.mkdir(exist_ok=True)
         remove_parts(self.folder)
@@ -205,7 +210,7 @@ class ShardFolder:
         """Marks the build as complete.
 
         Args:
-            documents: How many the source has.
+            documents: The number of documents of the source.
 
         Raises:
             IncompleteBuildError: Shards are missing, too many, or of other sizes than the source asks for.
@@ -235,11 +240,11 @@ class ShardFolder:
         return completion
 
     def completion(self) -> Completion:
-        """Returns what the complete build holds.
+        """Returns the size of the complete build.
 
         Raises:
-            IncompleteBuildError: It has not ended, or its shards are not those that it ended with; both are said.
-            DamagedFileError: The marker of its end is not what was written.
+            IncompleteBuildError: The build has not ended, or shards were added or removed since then.
+            DamagedFileError: The file that marks the build as complete is damaged.
         """
         starts = self.starts()
         try:

@@ -1,4 +1,4 @@
-"""Kills builds with SIGKILL at every file operation, goes on with them, and compares. Run by test_kill.py.
+"""Kills builds with SIGKILL at every file operation, resumes them, and compares the results. Run by test_kill.py.
 
 Arguments: the folder of a tiny model and an empty folder. Prints one line of JSON.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fair_calibration import FairConfig, FairSentenceTransformer
+from fair_indexing import checkpoints
 from fair_indexing.build import Build, build
 from fair_indexing.lock import FolderInUseError
 from fair_indexing.shards import IncompleteBuildError, ShardFolder
@@ -146,4 +147,5 @@ def main(model_folder: str, root: Path) -> None:
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
+    checkpoints.INTERVAL = float("inf")  # else a slow machine would write some
     main(sys.argv[1], Path(sys.argv[2]))

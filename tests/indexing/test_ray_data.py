@@ -4,13 +4,11 @@ import ast
 import errno
 import json
 import logging
-import os
 import pickle
 import re
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -129,17 +127,6 @@ def rows(source: Any) -> list[dict[str, Any]]:
             open_source(source).windows(SIZE), open_slices(source, **FIELDS).cut(SIZE), strict=True
         )
     ]
-
-
-def wait_for_end(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"the worker {pid} goes on")
 
 
 @pytest.mark.usefixtures("cluster")
