@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,8 +103,7 @@ class FairIndex(pt.Indexer):
         shards, encoder = work / "shards", self.encoder
         if target.exists() and not (work.exists() and self.built()):
             raise ValueError(f"path: {target} exists; remove it to index anew, or take another path")
-        source = _storable(open_source(iter, text_field=encoder.text_field, refused=_REFUSED))
-        source = source.started(2, reason=NO_SINGLE)
+        source = open_source(iter, text_field=encoder.text_field, refused=_REFUSED).started(2, reason=NO_SINGLE)
         work.mkdir(parents=True, exist_ok=True)
         with locked(work):
             if self.built() and not ShardFolder.exists(shards):  # killed while it was tidying up
@@ -150,7 +148,7 @@ class FairIndex(pt.Indexer):
         """Returns the index as a `FlexIndex`, which accepts the vectors of any encoder.
 
         The sizes of its files and samples of their contents are compared with those recorded when it was built;
-        ``fair_indexing.check.check_index(path, full=True)`` compares every byte.
+        ``fair_indexing.check_index(path, full=True)`` compares every byte.
 
         Raises:
             ValueError: There is no index.
@@ -321,17 +319,3 @@ class IndexRetriever(pt.Transformer):
 
     def __repr__(self) -> str:
         return repr(self.retriever)
-
-
-def _storable(source: Source) -> Source:
-    """Returns a source that refuses docnos that a FlexIndex cannot hold."""
-
-    def read() -> Iterator[tuple[Any, Any]]:
-        for number, (docno, text) in enumerate(source.read()):
-            if isinstance(docno, str) and docno.endswith("\0"):
-                raise ValueError(
-                    f"{source.locate(number)}: docno: {docno!r} ends in a NUL character, which a FlexIndex cannot hold"
-                )
-            yield docno, text
-
-    return replace(source, read=read)

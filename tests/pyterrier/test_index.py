@@ -144,7 +144,11 @@ class TestIndexing:
             ([*DOCS, {"docno": "x", "text": np.nan}], ValueError, r"record 8 \(docno 'x'\): text is missing"),
             ([*DOCS, DOCS[1]], ValueError, "record 8: docno 'd1' is that of list, record 1 already"),
             ([*DOCS, {"docno": "x"}], ValueError, r"record 8 \(docno 'x'\): expected 'text'"),
-            ([*DOCS, {"docno": "x\0", "text": ""}], ValueError, r"record 8: docno: 'x\\x00' ends in a NUL character"),
+            (
+                [*DOCS, {"docno": "x\0", "text": ""}],
+                ValueError,
+                r"record 8 \(docno 'x\\x00'\): docno: an index cannot hold docnos with a NUL character",
+            ),
         ],
     )
     def test_bad_documents(
