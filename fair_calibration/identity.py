@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,28 +131,6 @@ class EncoderIdentity:
 
     def _compared(self) -> dict[str, Any]:
         return {key: value for key, value in self.to_dict().items() if key != "model"}
-
-
-class LiveIdentity:
-    """The identity of an encoder whose settings may change, read anew only when something of it has changed."""
-
-    def __init__(self, settings: Callable[[], Any], identify: Callable[[], EncoderIdentity]) -> None:
-        """Takes what tells about changes.
-
-        Args:
-            settings: Returns everything that the encoder's vectors depend on, in a form that is cheap to compare.
-            identify: Returns the encoder's identity as it is now.
-        """
-        self._settings = settings
-        self._identify = identify
-        self._known: tuple[Any, EncoderIdentity] | None = None
-
-    def identity(self) -> EncoderIdentity:
-        """Returns the identity of the encoder as it is now."""
-        settings = self._settings()
-        if self._known is None or self._known[0] != settings:
-            self._known = (settings, self._identify())
-        return self._known[1]
 
 
 def resolve_normalize(model: SentenceTransformer, normalize: bool | None) -> bool:
