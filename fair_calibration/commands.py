@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from pathlib import Path
 
 PROGRAM = "fair-calibration"
 GROUP = "fair_calibration.commands"
 INTERRUPTED = 130
 """The exit status after Ctrl-C: 128 plus the number of the signal, as in shells."""
-_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-_HUB_TIMEOUT = 10  # seconds
 
 
 @dataclass(frozen=True)
@@ -113,48 +109,6 @@ def strength(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
     return value
-
-
-def check_model(name: str) -> bool:
-    """Checks that a model is a folder, or that the hub or its local cache has a model of this name, before loading it.
-
-    Loading a name that does not exist, or any name without a network, would retry for more than a minute first.
-
-    Args:
-        name: The folder or the name, as the user typed it.
-
-    Returns:
-        Whether to load the model with ``local_files_only``: it is a folder, or in the cache while the hub does not
-        answer.
-
-    Raises:
-        ValueError: There is no such folder or model.
-    """
-    if name and (path := Path(name)).exists():
-        if not path.is_dir():
-            raise ValueError(f"model: expected a folder or the name of a model on the hub, {name!r} is a file")
-        return True
-    if not _HUB_NAME.fullmatch(name):
-        raise ValueError(f"model: there is no folder {name!r}")
-    from huggingface_hub import model_info, try_to_load_from_cache
-
-    names = [name] if "/" in name else [f"sentence-transformers/{name}", name]
-    problem: Exception | None = None
-    for full_name in names:
-        try:
-            model_info(full_name, timeout=_HUB_TIMEOUT)
-        except Exception as error:  # OSErrors, ValueErrors and errors of the hub's HTTP client
-            problem = error
-        else:
-            return False
-    files = ("modules.json", "config.json")
-    if any(isinstance(try_to_load_from_cache(full_name, file), str) for full_name in names for file in files):
-        return True
-    reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-    raise ValueError(
-        f"model: there is no folder {name!r}, no model of that name in the local cache, and none that the Hugging Face "
-        f"hub gave ({reason}); check the spelling, and the network if the model is to be downloaded"
-    )
 
 
 def _sentence(text: str) -> str:

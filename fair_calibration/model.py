@@ -20,6 +20,7 @@ from fair_calibration.document_transformer import DocumentTransformer
 from fair_calibration.even_chunks.config import EvenChunks
 from fair_calibration.even_chunks.report import EvenChunksSummary
 from fair_calibration.even_chunks.transformer import EvenChunksTransformer
+from fair_calibration.model_source import find_model
 from fair_calibration.query import is_query_route, task_of_call
 from fair_calibration.report import DocumentCounts, Summary
 from fair_calibration.routes import check_route, document_path, replace_module
@@ -69,9 +70,15 @@ class FairSentenceTransformer(SentenceTransformer):
             TypeError: ``config`` has another type, the model is not a SentenceTransformer, or the first module that
                 documents pass through is not a transformer.
             ValueError: The model cannot be calibrated, or not with these settings.
+            ModelNotFoundError: (`fair_calibration.model_source`, a ValueError) There is no such folder or model.
         """
         choose_settings(config, default=FairConfig())  # wrong settings are reported before anything is loaded
-        super().__init__(None if model_name_or_path is None else str(model_name_or_path), **kwargs)
+        if model_name_or_path is not None:
+            if not kwargs.get("local_files_only"):
+                where = {name: kwargs.get(name) for name in ("revision", "cache_folder", "token")}
+                kwargs["local_files_only"] = find_model(model_name_or_path, **where)
+            model_name_or_path = str(model_name_or_path)
+        super().__init__(model_name_or_path, **kwargs)
         transformer = _find_transformer(self)
         saved = transformer.fair_config if isinstance(transformer, DocumentTransformer) else None
         chosen = choose_settings(config, default=saved or FairConfig())

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fair_calibration.commands import PROGRAM, Command, check_model, positive_int, strength
+from fair_calibration.commands import PROGRAM, Command, positive_int, strength
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -387,34 +387,17 @@ def _check_file(name: str, path: str) -> None:
 
 def _load(args: argparse.Namespace) -> SentenceTransformer:
     """Loads the model without calibrating it, so that it may be of a kind that cannot be calibrated."""
-    modules = Path(args.model, "modules.json")
-    if modules.is_file() and '"fair_calibration.' in modules.read_text(encoding="utf-8"):
-        return _load_calibrated(args)
-    local_files_only = check_model(args.model)
-    from sentence_transformers import SentenceTransformer
+    from fair_calibration.loading import load_plain
 
-    from fair_calibration.limits import validate_max_seq_length
-
-    model = SentenceTransformer(args.model, local_files_only=local_files_only)
-    if getattr(args, "max_seq_length", None) is not None:
-        model.max_seq_length = validate_max_seq_length(args.max_seq_length, _position_limit(model))
-    return model
+    return load_plain(args.model, max_seq_length=getattr(args, "max_seq_length", None))
 
 
 def _load_calibrated(args: argparse.Namespace) -> FairSentenceTransformer:
     """Loads the model with the calibration that the arguments ask for."""
-    from fair_calibration import FairSentenceTransformer, calibrate
-    from fair_calibration.settings import choose_settings, settings_from_text
+    from fair_calibration.loading import load_calibrated
 
-    text, overrides = getattr(args, "config", None), {"strength": getattr(args, "strength", None)}
-    config = None if text is None else settings_from_text(text)
-    fair = FairSentenceTransformer(args.model, config=config, local_files_only=check_model(args.model))
-    if overrides["strength"] is not None:
-        fair = calibrate(fair, choose_settings(fair.fair_config, overrides, default=fair.fair_config))
-    if getattr(args, "max_seq_length", None) is not None:
-        fair.max_seq_length = args.max_seq_length
-    fair.fair.counter.mute()  # its warning names attributes of Python; the commands name --max-seq-length
-    return fair
+    names = ("config", "strength", "max_seq_length")
+    return load_calibrated(args.model, **{name: getattr(args, name, None) for name in names})
 
 
 def _command(name: str, args: argparse.Namespace) -> str:
@@ -423,17 +406,11 @@ def _command(name: str, args: argparse.Namespace) -> str:
     return shlex.join([PROGRAM, name, args.model, args.texts, *length])
 
 
-def _position_limit(model: SentenceTransformer) -> int | None:
-    from fair_calibration.limits import position_limit
-    from fair_calibration.routes import document_path
-
-    network = getattr(document_path(model)[0], "model", None)
-    return None if network is None else position_limit(network)
-
-
 def _remedy(model: SentenceTransformer, summary: TruncationSummary) -> str:
     """Returns what to do about documents that are longer than the model reads."""
-    limit = _position_limit(model)
+    from fair_calibration.loading import model_position_limit
+
+    limit = model_position_limit(model)
     if limit is None or limit > (summary.max_tokens or limit):
         return (
             f"the model reads {summary.max_tokens} tokens and could read more; give --max-seq-length "

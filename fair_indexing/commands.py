@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fair_calibration.commands import PROGRAM, Command, check_model, positive_int, strength
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+from fair_calibration.commands import PROGRAM, Command, positive_int, strength
 
 _RESUME = "the same build command resumes it"
 
@@ -56,24 +52,21 @@ def run_build(args: argparse.Namespace) -> None:
         raise ValueError("--plain: a plain model has no --strength and no --config")
     if args.ray is not None and args.devices:
         raise ValueError("--devices: with --ray every worker has one device; give --gpus-per-worker 1")
+    from fair_calibration.loading import load_calibrated, load_plain
+    from fair_calibration.model_source import find_model
     from fair_indexing.build import build
     from fair_indexing.pool import check_devices
     from fair_indexing.records import open_source
 
     open_source(args.source, docno_field=args.docno_field, text_field=args.text_field).started()  # before loading
-    local_files_only = check_model(args.model)
+    find_model(args.model)
     if args.device is not None:
         check_devices([args.device], name="--device")
-    load_model = partial(
-        _load_model,
-        args.model,
-        config=args.config,
-        strength=args.strength,
-        is_plain=args.plain,
-        max_seq_length=args.max_seq_length,
-        device=args.device,
-        local_files_only=local_files_only,
-    )
+    options = {"max_seq_length": args.max_seq_length, "device": args.device}
+    if args.plain:
+        load_model = partial(load_plain, args.model, **options)
+    else:
+        load_model = partial(load_calibrated, args.model, config=args.config, strength=args.strength, **options)
     settings = {
         "shard_size": args.shard_size,
         "resume": not args.no_resume,
@@ -202,42 +195,6 @@ def run_assemble(args: argparse.Namespace) -> None:
         "parquet": f"pandas.read_parquet({str(out / 'vectors.parquet')!r}) opens it",
     }
     print(f"{out} is complete; {args.folder} is no longer needed\nNext: {opened[name]}.")
-
-
-def _load_model(
-    name: str,
-    *,
-    config: str | None,
-    strength: float | None,
-    is_plain: bool,
-    max_seq_length: int | None,
-    device: str | None,
-    local_files_only: bool,
-) -> SentenceTransformer:
-    """Loads the model as the arguments say; also called in Ray's workers."""
-    from sentence_transformers import SentenceTransformer
-
-    from fair_calibration import FairSentenceTransformer, calibrate
-    from fair_calibration.limits import position_limit, validate_max_seq_length
-    from fair_calibration.routes import document_path
-    from fair_calibration.settings import choose_settings, settings_from_text
-
-    if is_plain:
-        model = SentenceTransformer(name, device=device, local_files_only=local_files_only)
-        if max_seq_length is not None:
-            network = getattr(document_path(model)[0], "model", None)
-            limit = None if network is None else position_limit(network)
-            model.max_seq_length = validate_max_seq_length(max_seq_length, limit)
-        return model
-    settings = None if config is None else settings_from_text(config)
-    fair = FairSentenceTransformer(name, config=settings, device=device, local_files_only=local_files_only)
-    if strength is not None:
-        own = fair.fair_config
-        fair = calibrate(fair, choose_settings(own, {"strength": strength}, default=own))
-    if max_seq_length is not None:
-        fair.max_seq_length = max_seq_length
-    fair.fair.counter.mute()  # its warning names attributes of Python; the command names --max-seq-length
-    return fair
 
 
 COMMANDS = (

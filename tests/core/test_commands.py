@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fair_calibration import commands
-from fair_calibration.commands import Command, check_model, main
+from fair_calibration.commands import Command, main
 
 BARE = """
 import sys
@@ -112,21 +112,3 @@ def test_no_other_error_is_hidden(use: Callable[..., None]) -> None:
     use(raising(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         main(["go"])
-
-
-def test_folders_are_models(tmp_path: Path) -> None:
-    assert check_model(str(tmp_path))
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"expected a folder or the name of a model on the hub, '.*file' is a file"):
-        check_model(str(tmp_path / "file"))
-
-
-@pytest.mark.parametrize("name", ["./nope", "../nope", "/nope/nope", "~/nope", "a/b/c", "nope/", r"C:\nope", ""])
-def test_a_path_is_not_taken_for_a_name(name: str) -> None:
-    with pytest.raises(ValueError, match="model: there is no folder"):
-        check_model(name)
-
-
-def test_a_name_that_the_hub_does_not_have() -> None:
-    with pytest.raises(ValueError, match=r"no folder 'nope/typo', no model of that name in the local cache, and none"):
-        check_model("nope/typo")

@@ -1,0 +1,70 @@
+"""Loads a model, plain or calibrated, with the settings that a command line has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sentence_transformers import SentenceTransformer
+
+from fair_calibration.limits import position_limit, validate_max_seq_length
+from fair_calibration.model import FairSentenceTransformer, calibrate
+from fair_calibration.model_source import find_model
+from fair_calibration.routes import document_path
+from fair_calibration.settings import choose_settings, settings_from_text
+
+
+def load_plain(name: str, *, max_seq_length: int | None = None, device: str | None = None) -> SentenceTransformer:
+    """Loads a model as it was saved, which may be of a kind that cannot be calibrated.
+
+    Args:
+        name: A folder or the name of a model on the hub. A calibrated model in a folder stays calibrated.
+        max_seq_length: The number of tokens at which documents are truncated; None for the model's own.
+        device: The device; None for a GPU if there is one.
+
+    Raises:
+        ValueError: There is no such model, or it has fewer positions than ``max_seq_length``.
+    """
+    modules = Path(name, "modules.json")
+    if modules.is_file() and '"fair_calibration.' in modules.read_text(encoding="utf-8"):
+        return load_calibrated(name, max_seq_length=max_seq_length, device=device)
+    model = SentenceTransformer(name, device=device, local_files_only=find_model(name))
+    if max_seq_length is not None:
+        model.max_seq_length = validate_max_seq_length(max_seq_length, model_position_limit(model))
+    return model
+
+
+def load_calibrated(
+    name: str,
+    *,
+    config: str | None = None,
+    strength: float | None = None,
+    max_seq_length: int | None = None,
+    device: str | None = None,
+) -> FairSentenceTransformer:
+    """Loads a model and calibrates it.
+
+    Args:
+        name: A folder or the name of a model on the hub.
+        config: A preset's name or settings in JSON; None for the settings of a saved calibrated model, or the defaults.
+        strength: The strength instead of the settings' own.
+        max_seq_length: The number of tokens at which documents are truncated; None for the model's own.
+        device: The device; None for a GPU if there is one.
+
+    Raises:
+        ValueError: There is no such model, it cannot be calibrated with these settings, or it has fewer positions than
+            ``max_seq_length``.
+    """
+    fair = FairSentenceTransformer(name, config=None if config is None else settings_from_text(config), device=device)
+    if strength is not None:
+        own = fair.fair_config
+        fair = calibrate(fair, choose_settings(own, {"strength": strength}, default=own))
+    if max_seq_length is not None:
+        fair.max_seq_length = max_seq_length
+    fair.fair.counter.mute()  # its warning names attributes of Python, where a command has --max-seq-length
+    return fair
+
+
+def model_position_limit(model: SentenceTransformer) -> int | None:
+    """Returns the largest number of tokens that a model's documents can have, or None if there is no limit."""
+    network = getattr(document_path(model)[0], "model", None)
+    return None if network is None else position_limit(network)

@@ -1,0 +1,70 @@
+"""Finds a model by a folder or a name before it is loaded: loading a name that does not exist takes over a minute."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_TIMEOUT = 10.0  # seconds
+_FILES = ("modules.json", "config.json")  # every model has one of them
+
+
+class ModelNotFoundError(ValueError):
+    """A model is neither a folder, nor in the local cache, nor on the Hugging Face hub."""
+
+
+def is_hub_name(name: str) -> bool:
+    """Returns whether the hub could have a model of this name: "model" or "owner/model"."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
+def find_model(
+    model: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    cache_folder: str | None = None,
+    token: str | bool | None = None,
+) -> bool:
+    """Checks that a model exists; one short request to the hub is made unless it is a folder.
+
+    Args:
+        model: A local folder or the name of a model on the hub, as `SentenceTransformer` takes it.
+        revision: A branch, tag or commit on the hub.
+        cache_folder: The folder of the local cache; None for that of sentence-transformers and the hub.
+        token: The hub's access token.
+
+    Returns:
+        Whether to load the model with ``local_files_only``: the hub does not answer, and the model is in the local
+        cache.
+
+    Raises:
+        ModelNotFoundError: There is no such folder or model.
+        ValueError: ``model`` is a file.
+    """
+    name = os.fspath(model)
+    if name and Path(name).exists():
+        if not Path(name).is_dir():
+            raise ValueError(f"model: expected a folder or the name of a model on the hub, {name!r} is a file")
+        return False  # its settings may still name code or a base model on the hub
+    if isinstance(model, os.PathLike) or not is_hub_name(name):
+        raise ModelNotFoundError(f"model: there is no folder {name!r}, and it cannot be the name of a model on the hub")
+    from huggingface_hub import model_info, try_to_load_from_cache
+
+    names = [name] if "/" in name else [f"sentence-transformers/{name}", name]  # those that sentence-transformers tries
+    for candidate in names:
+        try:
+            model_info(candidate, revision=revision, token=token, timeout=_TIMEOUT)
+        except Exception as error:  # OSErrors, ValueErrors and errors of the hub's HTTP client
+            problem = error
+        else:
+            return False
+    cache = cache_folder or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+    if any(isinstance(try_to_load_from_cache(c, file, cache, revision), str) for c in names for file in _FILES):
+        return True
+    reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+    raise ModelNotFoundError(
+        f"model: {name!r} is not a folder, not in the local cache, and was not found on the Hugging Face hub ({reason})"
+        "; check the spelling, and the network if the model is to be downloaded"
+    ) from problem
