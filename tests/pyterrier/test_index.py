@@ -14,7 +14,7 @@ from pyterrier_dr import FlexIndex
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration.identity import DifferentEncoderError
-from fair_indexing.build import SourceChangedError
+from fair_indexing.pending import SourceChangedError
 from fair_indexing.lock import FolderInUseError
 from pyterrier_fair import FairBiEncoder, FairDocCache, FairIndex
 from pyterrier_fair.index import IndexQueryEncoder

@@ -25,7 +25,8 @@ import fair_indexing
 from fair_calibration import FairConfig, FairSentenceTransformer
 from fair_calibration.commands import main
 from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
-from fair_indexing.build import Build, SourceChangedError, build, open_build
+from fair_indexing.builder import Build, build
+from fair_indexing.pending import SourceChangedError, open_build
 from fair_indexing.duplicates import DuplicateDocnoError
 from fair_indexing.files import digest_strings
 from fair_indexing.manifest import Manifest, describe_environment
