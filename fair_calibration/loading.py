@@ -54,12 +54,11 @@ def load_calibrated(
         ValueError: There is no such model, it cannot be calibrated with these settings, or it has fewer positions than
             ``max_seq_length``.
     """
-    fair = FairSentenceTransformer(name, config=None if config is None else settings_from_text(config), device=device)
+    settings = None if config is None else settings_from_text(config)
+    fair = FairSentenceTransformer(name, config=settings, max_seq_length=max_seq_length, device=device)
     if strength is not None:
         own = fair.fair_config
         fair = calibrate(fair, choose_settings(own, {"strength": strength}, default=own))
-    if max_seq_length is not None:
-        fair.max_seq_length = max_seq_length
     fair.fair.counter.mute()  # its warning names attributes of Python, where a command has --max-seq-length
     return fair
 

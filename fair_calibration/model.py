@@ -20,6 +20,7 @@ from fair_calibration.document_transformer import DocumentTransformer
 from fair_calibration.even_chunks.config import EvenChunks
 from fair_calibration.even_chunks.report import EvenChunksSummary
 from fair_calibration.even_chunks.transformer import EvenChunksTransformer
+from fair_calibration.limits import position_limit, validate_max_seq_length
 from fair_calibration.model_source import find_model
 from fair_calibration.query import is_query_route, task_of_call
 from fair_calibration.report import DocumentCounts, Summary
@@ -55,6 +56,7 @@ class FairSentenceTransformer(SentenceTransformer):
         *,
         config: Settings | str | None = None,
         pooled_row_only: bool = False,
+        max_seq_length: int | None = None,
         **kwargs: Any,
     ) -> None:
         """Loads a model and calibrates it.
@@ -64,12 +66,14 @@ class FairSentenceTransformer(SentenceTransformer):
             config: A `FairConfig`, an `EvenChunks` or the name of a preset; None means the settings that the model was
                 saved with, or else the defaults.
             pooled_row_only: As in `calibrate`. It is not saved with the model.
+            max_seq_length: As in `calibrate`.
             **kwargs: Further arguments of SentenceTransformer.
 
         Raises:
             TypeError: ``config`` has another type, the model is not a SentenceTransformer, or the first module that
                 documents pass through is not a transformer.
-            ValueError: The model cannot be calibrated, or not with these settings.
+            ValueError: The model cannot be calibrated, or not with these settings, or it has fewer positions than
+                ``max_seq_length``.
             ModelNotFoundError: (`fair_calibration.model_source`, a ValueError) There is no such folder or model.
         """
         choose_settings(config, default=FairConfig())  # wrong settings are reported before anything is loaded
@@ -82,6 +86,7 @@ class FairSentenceTransformer(SentenceTransformer):
         transformer = _find_transformer(self)
         saved = transformer.fair_config if isinstance(transformer, DocumentTransformer) else None
         chosen = choose_settings(config, default=saved or FairConfig())
+        _set_max_seq_length(transformer, max_seq_length)
         if chosen != saved:
             module = _set_config(transformer, chosen)
             replace_module(self._modules, transformer, module)
@@ -242,7 +247,11 @@ class _CountingQueue:
 
 
 def calibrate(
-    model: SentenceTransformer, config: Settings | str | None = None, *, pooled_row_only: bool | None = None
+    model: SentenceTransformer,
+    config: Settings | str | None = None,
+    *,
+    pooled_row_only: bool | None = None,
+    max_seq_length: int | None = None,
 ) -> FairSentenceTransformer:
     """Returns a calibrated model that shares the given model's weights; the given one stays plain and usable.
 
@@ -255,6 +264,8 @@ def calibrate(
             its attention and linear layers for all rows but the pooled one. Vectors are the same up to rounding, and
             there are no token embeddings. Whether the model allows it is tested on a probe first. None means the value
             that the model was calibrated with before, or else False.
+        max_seq_length: The number of tokens at which documents are truncated; None means that of the given model, whose
+            own length stays as it is.
 
     Returns:
         A FairSentenceTransformer with the same prompts, modules, similarity and dimensions. Weights are shared, so that
@@ -263,7 +274,8 @@ def calibrate(
     Raises:
         TypeError: ``model`` is not a SentenceTransformer, ``config`` is not one of the above, or the first module that
             documents pass through is not a transformer.
-        ValueError: The model cannot be calibrated, or not with these settings.
+        ValueError: The model cannot be calibrated, or not with these settings, or it has fewer positions than
+            ``max_seq_length``.
     """
     if type(model) not in (SentenceTransformer, FairSentenceTransformer):
         raise TypeError(
@@ -280,6 +292,7 @@ def calibrate(
     chosen = choose_settings(config, default=before)
     if pooled_row_only is None:
         pooled_row_only = _is_pooled_row_only(transformer)
+    _set_max_seq_length(transformer, max_seq_length)
     module = _set_config(transformer, chosen, own_kwargs=own_kwargs)
     replace_module(modules, transformer, module)
     calibrated = _assemble(FairSentenceTransformer, model, modules)
@@ -326,6 +339,11 @@ def _assemble(cls: type[ModelT], model: SentenceTransformer, modules: OrderedDic
     new.module_kwargs = copy.deepcopy(model.module_kwargs)
     new._model_card_text = model._model_card_text
     return new
+
+
+def _set_max_seq_length(transformer: Transformer, value: int | None) -> None:
+    if value is not None:
+        transformer.max_seq_length = validate_max_seq_length(value, position_limit(transformer.model))
 
 
 def _set_config(

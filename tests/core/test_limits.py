@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
+import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
@@ -89,3 +91,26 @@ def test_chunks_beyond_the_positions(tiny_model: TinyModel, minilm: SentenceTran
         ValueError, match="max_seq_length: the model has positions for 512 tokens, got 1024; longer doc"
     ):
         fair.max_seq_length = 1024
+
+
+def test_a_length_given_at_loading(minilm_path: str, tmp_path: Path) -> None:
+    plain = SentenceTransformer(minilm_path, device="cpu")
+    settings = EvenChunks(chunk_size=400)
+    with pytest.raises(ValueError, match=r"chunk_size: chunks of 400 tokens, .* do not fit into max_seq_length=256"):
+        calibrate(plain, settings).encode_document([document(600)])
+    fair = calibrate(plain, settings, max_seq_length=512)
+    assert (fair.max_seq_length, plain.max_seq_length) == (512, 256)
+    plain.save_pretrained(str(tmp_path / "plain"))
+    fair.save_pretrained(str(tmp_path / "fair"))
+    expected = fair.encode_document([document(600)])
+    loaded = FairSentenceTransformer(str(tmp_path / "plain"), config=settings, max_seq_length=512, device="cpu")
+    assert np.array_equal(loaded.encode_document([document(600)]), expected)
+    for config in (None, FairConfig()):  # as saved, and calibrated anew
+        again = FairSentenceTransformer(str(tmp_path / "fair"), config=config, max_seq_length=500, device="cpu")
+        assert again.max_seq_length == 500
+        assert calibrate(again).max_seq_length == 500
+    for name in ("plain", "fair"):
+        with pytest.raises(ValueError, match="max_seq_length: the model has positions for 512 tokens, got 513"):
+            FairSentenceTransformer(str(tmp_path / name), max_seq_length=513, device="cpu")
+    with pytest.raises(TypeError, match="max_seq_length: expected an integer of at least 1"):
+        calibrate(plain, settings, max_seq_length="512")  # type: ignore[arg-type]
