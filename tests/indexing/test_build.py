@@ -18,9 +18,9 @@ from fair_calibration.identity import DifferentEncoderError
 from fair_indexing import builder, checkpoints, stream
 from fair_indexing.assemble import assemble_npy
 from fair_indexing.builder import Build, build
-from fair_indexing.pending import SourceChangedError
 from fair_indexing.duplicates import DuplicateDocnoError
 from fair_indexing.lock import FolderInUseError
+from fair_indexing.pending import SourceChangedError
 from fair_indexing.shards import IncompleteBuildError, ShardFolder
 from fair_indexing.text_encoder import TextEncoder
 from tests.conftest import TinyModel
