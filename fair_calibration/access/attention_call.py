@@ -11,39 +11,28 @@ from torch import Tensor
 from fair_calibration.access.attention_bias import AttentionBias
 
 
-class FusedCall(Protocol):
-    """One call of a whole attention function: queries, keys and values go in, the output comes out."""
+@dataclass(frozen=True)
+class FusedCall:
+    """One call of a whole attention function: queries, keys and values go in, the output comes out.
 
-    @property
-    def name(self) -> str:
-        """The class name of the attention module."""
+    Attributes:
+        name: The class name of the attention module.
+        query: (B, H, L, D).
+        key: (B, H_kv, K, D); H is a multiple of H_kv.
+        value: (B, H_kv, K, D_v).
+        scale: The factor by which the products of query and key are multiplied.
+        bias: The masks and biases of the call.
+        run_plain: Runs the model's own attention. It returns the output (B, L, H, D_v), and the attention weights if
+            the model's attention returns them, else None.
+    """
 
-    @property
-    def query(self) -> Tensor:
-        """(B, H, L, D)."""
-
-    @property
-    def key(self) -> Tensor:
-        """(B, H_kv, K, D); H is a multiple of H_kv."""
-
-    @property
-    def value(self) -> Tensor:
-        """(B, H_kv, K, D_v)."""
-
-    @property
-    def scale(self) -> float:
-        """The factor by which the products of query and key are multiplied."""
-
-    @property
-    def bias(self) -> AttentionBias:
-        """The masks and biases of the call."""
-
-    def run_plain(self) -> tuple[Tensor, Tensor | None]:
-        """Runs the model's own attention.
-
-        Returns:
-            The output (B, L, H, D_v), and the attention weights if the model's attention returns them, else None.
-        """
+    name: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    bias: AttentionBias
+    run_plain: Callable[[], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
