@@ -55,12 +55,10 @@ def reason(*names: str) -> str:
     return next((f": {_UNPOOLED[name]}" for name in names if name in _UNPOOLED), "")
 
 
-def set_config(
-    transformer: Transformer, config: Settings, *, own_kwargs: Iterable[str] = ()
-) -> FairTransformer | EvenChunksTransformer:
+def set_config(transformer: Transformer, config: Settings) -> FairTransformer | EvenChunksTransformer:
     """Turns a transformer module, in place, into one that encodes documents with these settings."""
     kind = EvenChunksTransformer if isinstance(config, EvenChunks) else FairTransformer
-    return kind.adopt(transformer, config, own_kwargs=own_kwargs)
+    return kind.adopt(transformer, config)
 
 
 def set_max_seq_length(transformer: Transformer, value: int | None) -> None:

@@ -68,15 +68,15 @@ def calibrate(
         )
     modules = _share_modules(model)
     transformer = find_transformer(modules.values())
-    own_kwargs = (model.module_kwargs or {}).get(next(iter(modules)), ())
     before = transformer.fair_config if isinstance(transformer, DocumentTransformer) else FairConfig()
     chosen = choose_settings(config, default=before)
     if pooled_row_only is None:
         pooled_row_only = is_pooled_row_only(transformer)
     set_max_seq_length(transformer, max_seq_length)
-    module = set_config(transformer, chosen, own_kwargs=own_kwargs)
+    module = set_config(transformer, chosen)
     replace_module(modules, transformer, module)
     calibrated = _assemble(FairSentenceTransformer, model, modules)
+    module.look_up(calibrated)
     if pooled_row_only:
         use_pooled_row_only(calibrated, module)
     return calibrated

@@ -149,7 +149,7 @@ class FairSentenceTransformer(SentenceTransformer):
             ValueError: A Router sends a document past the module that calibrates.
         """
         fair = self.fair
-        fair.look_up_followers(self)
+        fair.look_up(self)
         task, modality = (kwargs.get(name) or input.get(name) for name in ("task", "modality"))  # as Router does
         if is_query_route(self, task, modality):
             kwargs["task"] = "query"
@@ -188,7 +188,7 @@ class FairSentenceTransformer(SentenceTransformer):
 
     def summary(self) -> Summary | EvenChunksSummary:
         """Returns which layers, rows and mechanism are in use and what became of the documents; print it."""
-        self.fair.look_up_followers(self)
+        self.fair.look_up(self)
         return self.fair.summary()
 
     def _multi_process(self, inputs: Any, *, pool: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]

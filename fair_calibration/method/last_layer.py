@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fair_calibration.access.discovery import evaluating
 from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
 from fair_calibration.poolings import check_pooled_directly
@@ -165,21 +166,15 @@ def prove(
             or it has no linear layer to leave rows out of.
     """
     _check(config, followers, n_layers)
-    training = [(module, module.training) for module in model.modules()]
-    model.train(False)
-    try:
-        with torch.inference_mode():
-            whole = encode(None)
-            try:
-                part = encode(rows)
-            except RuntimeError as error:  # such as shapes that do not fit
-                raise ValueError(
-                    f"{name} does not run with one row per sequence after its last attention ({error}): calibrate it "
-                    "without pooled_row_only"
-                ) from error
-    finally:
-        for module, mode in training:
-            module.training = mode
+    with evaluating(model):
+        whole = encode(None)
+        try:
+            part = encode(rows)
+        except RuntimeError as error:  # such as shapes that do not fit
+            raise ValueError(
+                f"{name} does not run with one row per sequence after its last attention ({error}): calibrate it "
+                "without pooled_row_only"
+            ) from error
     if part.shape != whole.shape:
         raise ValueError(
             f"{name} returns states of shape {tuple(part.shape)} instead of {tuple(whole.shape)} with one row per "
