@@ -229,11 +229,7 @@ class DocumentTransformer(Transformer, Generic[StateT]):
         return is_query_task(task, has_own_tasks=has_own_tasks)
 
     def check_ready(self) -> None:
-        """Checks that the module is part of a model.
-
-        Raises:
-            ValueError: It is not.
-        """
+        """Raises a ValueError unless the module is part of a model."""
         if not self.state.is_ready:
             raise ValueError(
                 f"this {type(self).__name__} is not part of a model yet: use calibrate() or FairSentenceTransformer, "

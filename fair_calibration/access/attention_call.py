@@ -64,14 +64,9 @@ class AttentionHandler(Protocol):
 
 
 def expand_heads(tensor: Tensor, n_heads: int) -> Tensor:
-    """Repeats the key or value heads of grouped-query attention, so that every query head has its own.
+    """Repeats the key or value heads (B, H_kv, K, D) of grouped-query attention for all H = ``n_heads`` query heads.
 
-    Args:
-        tensor: Keys or values, (B, H_kv, K, D).
-        n_heads: H, the number of query heads, a multiple of H_kv.
-
-    Returns:
-        (B, H, K, D). Nothing is copied if H_kv is 1 or H.
+    H has to be a multiple of H_kv. Nothing is copied if H_kv is 1 or H.
     """
     n_groups = n_heads // tensor.shape[1]
     if tensor.shape[1] == 1:

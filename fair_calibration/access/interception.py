@@ -142,10 +142,7 @@ class Interception(TorchFunctionMode):
     def _is_attention(self, function: str, tensor: Tensor, fits: bool) -> bool:
         """Decides whether a call is attention, and counts it.
 
-        Args:
-            function: `SOFTMAX` or `SDPA`.
-            tensor: The logits or queries, which have to be (B, H, L, any size).
-            fits: Whether the call meets the other conditions.
+        The logits or queries have to be (B, H, L, any size); ``fits`` is whether the call meets the other conditions.
         """
         leading = tensor.shape[:-2]
         shape = CallShape(function, tensor.ndim, prod(leading) // self._n_sequences)
@@ -155,12 +152,7 @@ class Interception(TorchFunctionMode):
         return fits
 
     def _mask(self, mask: Tensor, n_dims: int) -> Tensor:
-        """Brings a mask into the shape (B or 1, H or 1, L or 1, L).
-
-        Args:
-            mask: Broadcastable to the logits as the model has them.
-            n_dims: The number of dimensions of those logits, 3 or 4.
-        """
+        """Brings a mask of logits with ``n_dims`` dimensions, 3 or 4, into the shape (B or 1, H or 1, L or 1, L)."""
         mask = mask[(None,) * (n_dims - mask.ndim)]
         if n_dims == 3:  # (B * H, L, L)
             mask = mask[None] if mask.shape[0] == 1 else mask.reshape(self._n_sequences, -1, *mask.shape[1:])
