@@ -28,7 +28,7 @@ from sentence_transformers import SentenceTransformer
 from torch.profiler import ProfilerActivity, profile
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
-from fair_calibration.access.interface import AttentionCall
+from fair_calibration.access.attention_call import FusedCall
 from fair_calibration.method.calibrated_pass import CalibratedPass
 
 MIB = 2**20
@@ -95,7 +95,7 @@ def _memory(plain: SentenceTransformer, fair: FairSentenceTransformer, documents
     layer: list[float] = []
     attend = CalibratedPass.attend
 
-    def measured(self: CalibratedPass, call: AttentionCall) -> Any:
+    def measured(self: CalibratedPass, call: FusedCall) -> Any:
         calibrated = self.n_calls in self.layers
         if calibrated and not layer:
             calls = self.n_calls

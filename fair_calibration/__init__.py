@@ -5,8 +5,9 @@ from importlib.metadata import version
 from fair_calibration.config import FairConfig
 from fair_calibration.even_chunks.config import EvenChunks
 from fair_calibration.even_chunks.report import EvenChunksSummary
-from fair_calibration.model import FairSentenceTransformer, calibrate, uncalibrate
+from fair_calibration.model import calibrate, uncalibrate
 from fair_calibration.report import DocumentCounts, Summary
+from fair_calibration.sentence_transformer import FairSentenceTransformer
 from fair_calibration.settings import PRESETS
 
 __version__ = version("fair-calibration")

@@ -1,14 +1,13 @@
-"""`DocumentTransformer`: a transformer module that encodes queries plainly and documents in a way of its own.
+"""`DocumentTransformer`: what `FairTransformer` (calibrated attention) and `EvenChunksTransformer` share.
 
-`FairTransformer` (calibrated attention) and `EvenChunksTransformer` (even chunks) are its two kinds. What they share
-is here: telling queries from documents, counting documents, and taking the place of a model's own transformer.
+They tell queries from documents, count documents, and take the place of a model's own transformer.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
@@ -32,7 +31,7 @@ tokenizer_lock = threading.RLock()
 
 
 class Tokenized(NamedTuple):
-    """Tokenized documents: the features for the transformer, and how many documents were cut off."""
+    """Tokenized documents: the features for the transformer, and how many documents were truncated."""
 
     features: dict[str, Any]
     n_truncated: int
@@ -40,13 +39,12 @@ class Tokenized(NamedTuple):
 
 @dataclass
 class DocumentState:
-    """What a `DocumentTransformer` has beyond a plain `Transformer`, in one object, so that it can be taken off again.
+    """What a `DocumentTransformer` has beyond a plain `Transformer`, in one object that `release` takes off again.
 
     Attributes:
         config: The settings as given.
         counter: Counts what became of the documents.
-        followers: The modules that documents pass through after this one. They are not submodules of this one, and
-            are looked up again at every call, as they may be replaced.
+        followers: The modules that documents pass through after this one; not submodules of this one.
         own_kwargs: The arguments of ``encode`` that the model itself asks for in its modules.json.
         own_tasks: The tasks that the model's Routers know by name.
         is_ready: Whether the module is part of a model (`DocumentTransformer.on_model_ready`).
@@ -86,20 +84,13 @@ class DocumentTransformer(Transformer, Generic[StateT]):
         self._attach(fair_config)
 
     @classmethod
-    def adopt(cls, transformer: Transformer, config: Settings, *, own_kwargs: Iterable[str] = ()) -> Self:
-        """Turns a loaded `Transformer` into a module of this class, in place, and returns it.
-
-        Args:
-            transformer: The loaded module. One that is already a `DocumentTransformer` gets the new settings.
-            config: The settings.
-            own_kwargs: The arguments of ``encode`` that the model asks for in its modules.json.
-        """
+    def adopt(cls, transformer: Transformer, config: Settings) -> Self:
+        """Turns a loaded `Transformer` into a module of this class with these settings, in place, and returns it."""
         if isinstance(transformer, DocumentTransformer):
             transformer.release()
         transformer.__class__ = cls
         adopted = cast(Self, transformer)
         adopted._attach(config)
-        adopted.state.own_kwargs = frozenset(own_kwargs)
         return adopted
 
     def release(self) -> Transformer:
@@ -110,7 +101,7 @@ class DocumentTransformer(Transformer, Generic[StateT]):
 
     def _attach(self, config: Settings) -> None:
         """Gives the module the state that it has beyond a plain `Transformer`."""
-        raise NotImplementedError(type(self).__name__)
+        raise NotImplementedError
 
     @property
     def fair_config(self) -> Settings:
@@ -138,13 +129,7 @@ class DocumentTransformer(Transformer, Generic[StateT]):
         Raises:
             ValueError: The settings do not fit the model.
         """
-        self.look_up_followers(model)
-        state = self.state
-        # Models that condition on the task themselves say so in modules.json.
-        if module_kwargs := getattr(model, "module_kwargs", None):
-            names = [name for name, module in model.named_children() if module is self]  # none inside a Router
-            state.own_kwargs = frozenset(chain.from_iterable(module_kwargs.get(name, ()) for name in names))
-        state.own_tasks = own_tasks(model.children())
+        self.look_up(model)
         limit = position_limit(self.model)
         if limit is not None and (self.max_seq_length is None or self.max_seq_length > limit):
             if self.max_seq_length is not None and self.max_seq_length <= NO_LIMIT:
@@ -157,15 +142,20 @@ class DocumentTransformer(Transformer, Generic[StateT]):
                 )
             self.max_seq_length = limit
         self.prepare(model)
-        state.is_ready = True
+        self.state.is_ready = True
 
     def prepare(self, model: nn.Module) -> None:
         """Checks that the settings fit the model, and finds out what encoding documents needs to know about it."""
-        raise NotImplementedError(type(self).__name__)
+        raise NotImplementedError
 
-    def look_up_followers(self, model: nn.Module) -> None:
-        """Looks up the modules that documents pass through after this one; with a Router, on its document route."""
+    def look_up(self, model: nn.Module) -> None:
+        """Looks up what the model does around this module. It is looked up at every call, as it may be changed."""
         self.state.followers = document_path(model.children())[1:]
+        self.state.own_tasks = own_tasks(model.children())
+        # Models that condition on the task themselves say so in modules.json.
+        module_kwargs = getattr(model, "module_kwargs", None) or {}
+        names = [name for name, module in model.named_children() if module is self]  # none inside a Router
+        self.state.own_kwargs = frozenset(chain.from_iterable(module_kwargs.get(name, ()) for name in names))
 
     def preprocess(  # type: ignore[override]
         self, inputs: Any, prompt: str | None = None, **kwargs: Any
@@ -191,14 +181,7 @@ class DocumentTransformer(Transformer, Generic[StateT]):
         strength: float,  # noqa: ARG002
         **kwargs: Any,
     ) -> Tokenized:
-        """Tokenizes documents without counting them.
-
-        Args:
-            inputs: The documents.
-            prompt: The text that is put before every document.
-            strength: The strength at which they will be encoded.
-            **kwargs: Further arguments of `Transformer.preprocess`.
-        """
+        """Tokenizes documents to be encoded at a strength, without counting them."""
         with tokenizer_lock:
             features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
             return Tokenized(features, count_truncated(features, self.max_seq_length) if features else 0)
@@ -239,18 +222,14 @@ class DocumentTransformer(Transformer, Generic[StateT]):
 
     def encode_documents(self, features: dict[str, Any], strength: float, **kwargs: Any) -> dict[str, Any]:
         """Runs the transformer over documents at a strength, and counts them."""
-        raise NotImplementedError(type(self).__name__)
+        raise NotImplementedError
 
     def _is_query(self, task: str | None) -> bool:
         has_own_tasks = "task" in self.state.own_kwargs or task in self.state.own_tasks
         return is_query_task(task, has_own_tasks=has_own_tasks)
 
     def check_ready(self) -> None:
-        """Checks that the module is part of a model.
-
-        Raises:
-            ValueError: It is not.
-        """
+        """Raises a ValueError unless the module is part of a model."""
         if not self.state.is_ready:
             raise ValueError(
                 f"this {type(self).__name__} is not part of a model yet: use calibrate() or FairSentenceTransformer, "

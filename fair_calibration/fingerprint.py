@@ -35,11 +35,7 @@ def fingerprint_model(model: SentenceTransformer) -> str:
 
 
 def fingerprint_weights(model: SentenceTransformer) -> str:
-    """Returns a hash of the weights alone: names, types, shapes and values.
-
-    Raises:
-        ValueError: The model holds a value that cannot be identified, or weights that were offloaded out of reach.
-    """
+    """Returns a hash of the weights alone: names, types, shapes and values. It raises as `fingerprint_model` does."""
     digest = hashlib.blake2b(digest_size=16)
     _add_weights(digest, model)
     return digest.hexdigest()
@@ -120,11 +116,14 @@ def _parts(name: str, value: Any, model: nn.Module) -> Iterator[tuple[str, Tenso
             for attribute in inner:
                 yield from _parts(f"{name}:{attribute}", getattr(value, attribute), model)
         elif value.is_quantized:
-            yield from _quantized_parts(name, value)
+            yield f"{name}:type", f"{value.dtype} {value.qscheme()}"
+            yield f"{name}:values", value.int_repr()
+            yield f"{name}:numbers", value.dequantize()  # depends on scales and zero points
         elif value.layout == torch.strided:
             yield name, value
-        else:
-            yield from _sparse_parts(name, value)
+        else:  # sparse
+            yield f"{name}:layout", str(value.layout)
+            yield name, value.to_dense()
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _parts(f"{name}:{key}", item, model)
@@ -142,33 +141,6 @@ def _parts(name: str, value: Any, model: nn.Module) -> Iterator[tuple[str, Tenso
         )
 
 
-def _quantized_parts(name: str, value: Tensor) -> Iterator[tuple[str, Tensor | str]]:
-    yield f"{name}:type", f"{value.dtype} {value.qscheme()}"
-    yield f"{name}:values", value.int_repr()
-    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        yield f"{name}:scale", repr((value.q_scale(), value.q_zero_point()))
-    else:
-        yield f"{name}:scales", value.q_per_channel_scales()
-        yield f"{name}:zero_points", value.q_per_channel_zero_points()
-
-
-def _sparse_parts(name: str, value: Tensor) -> Iterator[tuple[str, Tensor | str]]:
-    yield f"{name}:layout", f"{value.layout} {tuple(value.shape)}"
-    if value.layout == torch.sparse_coo:
-        value = value.coalesce()
-        getters = ("indices", "values")
-    elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
-        getters = ("crow_indices", "col_indices", "values")  # type: ignore[assignment]
-    elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
-        getters = ("ccol_indices", "row_indices", "values")  # type: ignore[assignment]
-    else:
-        getters = ()  # type: ignore[assignment]
-        value = value.to_dense()
-        yield name, value
-    for getter in getters:
-        yield f"{name}:{getter}", getattr(value, getter)()
-
-
 def _offloaded(name: str, model: nn.Module) -> Tensor:
     """Returns a tensor that accelerate keeps on disk or in main memory while its module has an empty one.
 
@@ -176,13 +148,11 @@ def _offloaded(name: str, model: nn.Module) -> Tensor:
         ValueError: It is not found there.
     """
     path, _, attribute = name.rpartition(".")
-    module = model
-    hooks = []
+    modules = [model]
     for step in path.split(".") if path else []:
-        hooks.append(getattr(module, "_hf_hook", None))
-        module = getattr(module, step)
-    hooks.append(getattr(module, "_hf_hook", None))
-    for hook in reversed(hooks):
+        modules.append(getattr(modules[-1], step))
+    for module in reversed(modules):
+        hook = getattr(module, "_hf_hook", None)
         for one in getattr(hook, "hooks", [hook]):
             weights = getattr(one, "weights_map", None)
             if weights is not None and attribute in weights:
@@ -224,14 +194,7 @@ def _some_values(model: SentenceTransformer) -> tuple[bytes, tuple[str, ...]]:
 
 def _base_class(module: nn.Module) -> str:
     """Returns the name of the sentence-transformers class of a module, whether it is calibrated or not."""
-    return next(
-        (
-            cls.__name__
-            for cls in type(module).__mro__
-            if not cls.__module__.startswith("fair_calibration") and cls is not nn.Module
-        ),
-        type(module).__name__,
-    )
+    return next(cls.__name__ for cls in type(module).__mro__ if not cls.__module__.startswith("fair_calibration"))
 
 
 def _active_adapters(model: SentenceTransformer) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration.fingerprint import fingerprint_weights, model_facts
-from fair_calibration.model import FairSentenceTransformer
 from fair_calibration.prompts import document_prompt, query_prompt
+from fair_calibration.sentence_transformer import FairSentenceTransformer
 from fair_calibration.settings import settings_from_dict
 
 _SHOWN = 60  # characters of a value in a message

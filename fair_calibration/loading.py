@@ -7,9 +7,10 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration.limits import position_limit, validate_max_seq_length
-from fair_calibration.model import FairSentenceTransformer, calibrate
+from fair_calibration.model import calibrate
 from fair_calibration.model_source import find_model
 from fair_calibration.routes import document_path
+from fair_calibration.sentence_transformer import FairSentenceTransformer
 from fair_calibration.settings import choose_settings, settings_from_text
 
 

@@ -18,10 +18,7 @@ def poolings_of(modules: Sequence[nn.Module]) -> list[Pooling]:
 
 
 def single_mode(followers: Sequence[nn.Module]) -> str:
-    """Returns how a model pools: "cls", "last" or "mean".
-
-    Args:
-        followers: The modules that documents pass through after the transformer.
+    """Returns how a model pools: "cls", "last" or "mean"; ``followers`` are the modules after the transformer.
 
     Raises:
         ValueError: There is not exactly one Pooling module, or its mode has no name in the settings.
@@ -39,10 +36,7 @@ def single_mode(followers: Sequence[nn.Module]) -> str:
 def check_pooled_directly(followers: Sequence[nn.Module], *poolings: str, setting: str) -> Pooling:
     """Returns the Pooling module, which must follow the transformer directly, be the only one, and pool as expected.
 
-    Args:
-        followers: The modules that documents pass through after the transformer.
-        *poolings: The poolings that are possible: "cls", "last" or "mean".
-        setting: The setting that needs this, for the error message.
+    ``poolings`` are the possible ones, "cls", "last" or "mean", and ``setting`` is the setting that needs this.
 
     Raises:
         ValueError: Another module stands in between, there is another Pooling module, or the pooling differs.

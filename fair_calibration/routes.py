@@ -14,9 +14,6 @@ def document_path(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
     The document route is the one for texts with ``task="document"``, or else the one for texts without a task.
 
-    Args:
-        modules: The model's modules.
-
     Raises:
         TypeError: A Router has no route for documents.
     """

@@ -88,12 +88,13 @@ class FairTransformer(DocumentTransformer[FairState]):
         config, discovery = self._require_ready()
         device = getattr(model, "device", self.model.device)
         mask = self._run_probe(device).attention_mask
-        probing = replace(config, basket_size=1, min_content=1, isolate="none")  # the probe has only a few tokens
+        # The probe has only a few tokens.
+        probing = replace(config, basket_size=1, min_content=1, isolate="none", strength=0.5)
         baskets = build_baskets(mask, probing).to(mask.device)
         layers = frozenset(config.select_layers(len(discovery.modules)))
 
         def encode(rows: PooledRows | None) -> torch.Tensor:
-            calibrated_pass = CalibratedPass(layers, baskets, probing, strength=0.5, rows=rows)
+            calibrated_pass = CalibratedPass(layers, baskets, probing, rows)
             with discovery.handle(calibrated_pass, mask), rows or nullcontext():
                 return self._run_probe(device).output
 
@@ -165,7 +166,7 @@ class FairTransformer(DocumentTransformer[FairState]):
         if last_layer is not None:
             rows = last_layer.rows(config, self.state.followers, baskets)
         layers = frozenset(config.select_layers(len(discovery.modules)))
-        calibrated_pass = CalibratedPass(layers, baskets, config, strength, rows)
+        calibrated_pass = CalibratedPass(layers, baskets, replace(config, strength=strength), rows)
         with discovery.handle(calibrated_pass, mask), rows or nullcontext():
             result = Transformer.forward(self, features, **kwargs)
         if calibrated_pass.n_calls != len(discovery.modules):

@@ -23,11 +23,7 @@ def validate_strength(strength: float) -> float:
 
 
 def validate_positive_int(name: str, value: Any) -> int:
-    """Returns a number that must be a positive integer as an int.
-
-    Args:
-        name: The argument's name, for the error message.
-        value: The argument's value; NumPy integers are accepted.
+    """Returns the value of the argument ``name`` as an int; NumPy integers are accepted.
 
     Raises:
         TypeError: ``value`` is not an integer.
@@ -41,21 +37,13 @@ def validate_positive_int(name: str, value: Any) -> int:
 
 
 def validate_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Checks that an argument is one of several strings.
-
-    Raises:
-        ValueError: ``value`` is not among ``choices``.
-    """
+    """Raises a ValueError unless the value of the argument ``name`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name}: expected one of {list(choices)}, got {value!r}")
 
 
 def validate_names(kind: type, values: Mapping[str, Any]) -> None:
-    """Checks that the keys of a mapping are fields of a settings dataclass.
-
-    Args:
-        kind: The dataclass, such as `FairConfig`.
-        values: Setting names and their values.
+    """Checks that the keys of a mapping are fields of a settings dataclass, ``kind``.
 
     Raises:
         TypeError: ``values`` is not a mapping.

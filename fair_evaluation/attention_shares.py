@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -69,7 +71,6 @@ class ShareObserver:
             torch.stack(sizes),
             (visible[..., isolated] & baskets.isolated_filled[sequence]).movedim(-1, 0),
             n_kept=baskets.n_kept,
-            config=self.batch.config,
-            strength=strength,
+            config=replace(self.batch.config, strength=strength),
         )
         return torch.cat([shares.baskets, shares.isolated])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -107,7 +107,7 @@ def observe_attention(
     """
     calibrated = None
     if strength > 0 and any(batch.baskets.is_calibrated):
-        calibrated = CalibratedPass(batch.layers, batch.baskets, batch.config, strength)
+        calibrated = CalibratedPass(batch.layers, batch.baskets, replace(batch.config, strength=strength))
     with torch.inference_mode():
         cast(FairTransformer, model.fair).run_handled(dict(batch.features), ObservedPass(observe, calibrated))
 

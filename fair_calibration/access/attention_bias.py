@@ -30,19 +30,12 @@ class AttentionBias:
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def has_same_masks(self, other: AttentionBias) -> bool:
-        """Returns whether both consist of the same tensors in memory.
-
-        Most models pass one mask to all of their layers and never change it, so what was read off it for one layer can
-        be used for the others.
-        """
-        pairs = (self.mask, other.mask), (self.position_bias, other.position_bias)
-        return self.causal == other.causal and all(_is_same(*pair) for pair in pairs)
+        """Returns whether both consist of the same tensors in memory, as most models pass one mask to all layers."""
+        own, others = (map(_memory, (bias.mask, bias.position_bias)) for bias in (self, other))
+        return self.causal == other.causal and list(own) == list(others)
 
     def cached(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns what ``compute`` returned when it was first called under this key; calls it the first time.
-
-        Only for results that depend on nothing but this object and the batch that it belongs to.
-        """
+        """Returns the result of ``compute``, which depends on this object and its batch alone; calls it only once."""
         if key not in self._cache:
             self._cache[key] = compute()
         result: T = self._cache[key]
@@ -93,14 +86,9 @@ class AttentionBias:
         return AttentionBias(mask, position_bias, self.causal)
 
     def rows(self, rows: Tensor, n_keys: int) -> tuple[Tensor | None, Tensor | None]:
-        """Reads the bias and the visibility of one row of each sequence.
+        """Reads the bias and the visibility of one row of each sequence, whose positions are int64 (B,), as `block`.
 
-        Args:
-            rows: int64 (B,), the position of the row in each sequence.
-            n_keys: K.
-
-        Returns:
-            The same as `block`, broadcastable to (B, H, K).
+        They are broadcastable to (B, H, K).
         """
         mask = None if self.mask is None else _take_rows(self.mask, rows)
         position_bias = None if self.position_bias is None else _take_rows(self.position_bias, rows)
@@ -110,15 +98,9 @@ class AttentionBias:
         return _combine(mask, position_bias, visible)
 
 
-def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Returns whether two tensors are the same elements in memory, or both None."""
-    if one is None or other is None or one is other:
-        return one is other
-    return _memory(one) == _memory(other)
-
-
-def _memory(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+def _memory(tensor: Tensor | None) -> object:
+    """Returns what tells apart where tensors are in memory."""
+    return None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 def _combine(

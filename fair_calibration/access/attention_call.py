@@ -11,39 +11,28 @@ from torch import Tensor
 from fair_calibration.access.attention_bias import AttentionBias
 
 
-class FusedCall(Protocol):
-    """One call of a whole attention function: queries, keys and values go in, the output comes out."""
+@dataclass(frozen=True)
+class FusedCall:
+    """One call of a whole attention function: queries, keys and values go in, the output comes out.
 
-    @property
-    def name(self) -> str:
-        """The class name of the attention module."""
+    Attributes:
+        name: The class name of the attention module.
+        query: (B, H, L, D).
+        key: (B, H_kv, K, D); H is a multiple of H_kv.
+        value: (B, H_kv, K, D_v).
+        scale: The factor by which the products of query and key are multiplied.
+        bias: The masks and biases of the call.
+        run_plain: Runs the model's own attention. It returns the output (B, L, H, D_v), and the attention weights if
+            the model's attention returns them, else None.
+    """
 
-    @property
-    def query(self) -> Tensor:
-        """(B, H, L, D)."""
-
-    @property
-    def key(self) -> Tensor:
-        """(B, H_kv, K, D); H is a multiple of H_kv."""
-
-    @property
-    def value(self) -> Tensor:
-        """(B, H_kv, K, D_v)."""
-
-    @property
-    def scale(self) -> float:
-        """The factor by which the products of query and key are multiplied."""
-
-    @property
-    def bias(self) -> AttentionBias:
-        """The masks and biases of the call."""
-
-    def run_plain(self) -> tuple[Tensor, Tensor | None]:
-        """Runs the model's own attention.
-
-        Returns:
-            The output (B, L, H, D_v), and the attention weights if the model's attention returns them, else None.
-        """
+    name: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    bias: AttentionBias
+    run_plain: Callable[[], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -75,14 +64,9 @@ class AttentionHandler(Protocol):
 
 
 def expand_heads(tensor: Tensor, n_heads: int) -> Tensor:
-    """Repeats the key or value heads of grouped-query attention, so that every query head has its own.
+    """Repeats the key or value heads (B, H_kv, K, D) of grouped-query attention for all H = ``n_heads`` query heads.
 
-    Args:
-        tensor: Keys or values, (B, H_kv, K, D).
-        n_heads: H, the number of query heads, a multiple of H_kv.
-
-    Returns:
-        (B, H, K, D). Nothing is copied if H_kv is 1 or H.
+    H has to be a multiple of H_kv. Nothing is copied if H_kv is 1 or H.
     """
     n_groups = n_heads // tensor.shape[1]
     if tensor.shape[1] == 1:

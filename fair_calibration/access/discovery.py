@@ -86,11 +86,18 @@ def discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Callab
         ValueError: The model cannot be calibrated: not all of its attention is reached, its attention computes
             something other than a softmax over logits, or the plain model itself gives NaN or infinite values.
     """
+    with evaluating(model), handle_attention(None), run_uncompiled():
+        return _discover(model, base, run_probe)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Runs a model without gradients and, for as long as the context lasts, in evaluation mode."""
     training = [(module, module.training) for module in model.modules()]
     model.train(False)
     try:
-        with torch.inference_mode(), handle_attention(None), run_uncompiled():
-            return _discover(model, base, run_probe)
+        with torch.inference_mode():
+            yield
     finally:
         for module, mode in training:
             module.training = mode
@@ -120,8 +127,8 @@ def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Calla
         set_implementation(model, base)
 
     intercepted = AttentionRecorder(plain.attention_mask, intercepting=True)
-    with _trace_modules(model) as running:
-        interception = Interception(intercepted, plain.attention_mask.shape, name=running.enter_call)
+    with _trace_modules(model) as enter_call:
+        interception = Interception(intercepted, plain.attention_mask.shape, name=enter_call)
         with interception:
             recorded = run_probe()
     n_calls, n_others = len(intercepted.modules), interception.others.total()
@@ -196,60 +203,39 @@ def _n_layers(model: PreTrainedModel) -> int | None:
     return next((n for name in names if (n := getattr(config, name, None)) is not None), None)
 
 
-@dataclass
-class _RunningModule:
-    """One run of one module: its class name, and whether it has made an attention call by itself."""
+@contextmanager
+def _trace_modules(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """Keeps track of the running modules; torch's own, such as `torch.nn.Softmax`, count as their caller.
 
-    name: str
-    has_attended: bool = False
-
-
-@dataclass
-class _Running:
-    """The modules of a model that are running at the moment.
-
-    Attributes:
-        stack: The running modules, the innermost one last.
+    Yields a function that notes an attention call of the innermost module and returns the module's class name. It
+    raises a ValueError if this is the second call in one run of the module.
     """
+    # sentence-transformers calls the model's forward method directly, so no hook is run for the model itself.
+    stack = [(model_name(model), False)]  # class names, and whether the module has made an attention call
 
-    stack: list[_RunningModule]
+    def enter(module: nn.Module, _: Any) -> None:
+        stack.append((model_name(module), False))
 
-    def enter_call(self) -> str:
-        """Notes that the innermost module makes an attention call, and returns the module's class name.
+    def leave(*_: Any) -> None:
+        stack.pop()
 
-        Raises:
-            ValueError: It is the module's second one.
-        """
-        module = self.stack[-1]
-        name = module.name
-        if module.has_attended:
+    def enter_call() -> str:
+        name, has_attended = stack[-1]
+        if has_attended:
             raise ValueError(
                 f"{name} makes several calls of softmax or scaled_dot_product_attention in one forward pass that look "
                 "like attention over the batch's tokens: which of them is attention is not known, and it cannot be "
                 "calibrated"
             )
-        module.has_attended = True
+        stack[-1] = (name, True)
         return name
-
-
-@contextmanager
-def _trace_modules(model: nn.Module) -> Iterator[_Running]:
-    """Keeps track of which modules are running; torch's own, such as `torch.nn.Softmax`, count as their caller."""
-    # sentence-transformers calls the model's forward method directly, so no hook is run for the model itself.
-    running = _Running([_RunningModule(model_name(model))])
-
-    def enter(module: nn.Module, _: Any) -> None:
-        running.stack.append(_RunningModule(model_name(module)))
-
-    def leave(*_: Any) -> None:
-        running.stack.pop()
 
     hooks = []
     for module in model.modules():
         if not type(module).__module__.startswith("torch."):
             hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:
-        yield running
+        yield enter_call
     finally:
         for hook in hooks:
             hook.remove()

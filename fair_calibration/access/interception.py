@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fair_calibration.access.attention_bias import AttentionBias
-from fair_calibration.access.attention_call import AttentionHandler, SoftmaxCall
+from fair_calibration.access.attention_call import AttentionHandler, FusedCall, SoftmaxCall
 
 SOFTMAX, SDPA = "softmax", "scaled_dot_product_attention"
 _FUNCTIONS: dict[Any, str] = {
@@ -42,33 +41,6 @@ class CallShape(NamedTuple):
     function: str
     n_dims: int
     n_heads: int
-
-
-@dataclass(frozen=True)
-class SdpaCall:
-    """One call of `torch.nn.functional.scaled_dot_product_attention` (a `FusedCall`).
-
-    Attributes:
-        name: The class name of the attention module.
-        query: (B, H, L, D).
-        key: (B, H_kv, L, D).
-        value: (B, H_kv, L, D_v).
-        scale: The factor by which the products of query and key are multiplied.
-        bias: The mask of the call.
-        run: Makes the call as the model wrote it, in the model's shapes.
-    """
-
-    name: str
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    scale: float
-    bias: AttentionBias
-    run: Callable[[], Tensor]
-
-    def run_plain(self) -> tuple[Tensor, None]:
-        """Runs the model's own attention and returns its output (B, L, H, D_v)."""
-        return self.run().view(*self.query.shape[:3], -1).transpose(1, 2), None
 
 
 class Interception(TorchFunctionMode):
@@ -159,17 +131,18 @@ class Interception(TorchFunctionMode):
         q, k, v = (t.reshape(self._n_sequences, -1, *t.shape[-2:]) for t in (query, key, value))
         mask = None if attn_mask is None else self._mask(attn_mask, query.ndim)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        call = SdpaCall(self._name(), q, k, v, scale, AttentionBias(mask, None, is_causal), run)
+
+        def run_plain() -> tuple[Tensor, None]:
+            return run().view(*q.shape[:3], -1).transpose(1, 2), None
+
+        call = FusedCall(self._name(), q, k, v, scale, AttentionBias(mask, None, is_causal), run_plain)
         output = self._handler.attend(call)[0]
         return output.transpose(1, 2).reshape(*query.shape[:-1], value.shape[-1])
 
     def _is_attention(self, function: str, tensor: Tensor, fits: bool) -> bool:
         """Decides whether a call is attention, and counts it.
 
-        Args:
-            function: `SOFTMAX` or `SDPA`.
-            tensor: The logits or queries, which have to be (B, H, L, any size).
-            fits: Whether the call meets the other conditions.
+        The logits or queries have to be (B, H, L, any size); ``fits`` is whether the call meets the other conditions.
         """
         leading = tensor.shape[:-2]
         shape = CallShape(function, tensor.ndim, prod(leading) // self._n_sequences)
@@ -179,12 +152,7 @@ class Interception(TorchFunctionMode):
         return fits
 
     def _mask(self, mask: Tensor, n_dims: int) -> Tensor:
-        """Brings a mask into the shape (B or 1, H or 1, L or 1, L).
-
-        Args:
-            mask: Broadcastable to the logits as the model has them.
-            n_dims: The number of dimensions of those logits, 3 or 4.
-        """
+        """Brings a mask of logits with ``n_dims`` dimensions, 3 or 4, into the shape (B or 1, H or 1, L or 1, L)."""
         mask = mask[(None,) * (n_dims - mask.ndim)]
         if n_dims == 3:  # (B * H, L, L)
             mask = mask[None] if mask.shape[0] == 1 else mask.reshape(self._n_sequences, -1, *mask.shape[1:])

@@ -9,10 +9,9 @@ of models that do not use the interface is intercepted instead (`interception`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -23,7 +22,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fair_calibration.access.attention_bias import AttentionBias
-from fair_calibration.access.attention_call import AttentionHandler
+from fair_calibration.access.attention_call import AttentionHandler, FusedCall
 
 BaseImplementation = Literal["sdpa", "eager"]
 BASE_IMPLEMENTATIONS: tuple[BaseImplementation, ...] = ("sdpa", "eager")
@@ -31,56 +30,6 @@ BASE_IMPLEMENTATIONS: tuple[BaseImplementation, ...] = ("sdpa", "eager")
 # not what the model computes.
 _UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "cu_seq_lens_q")
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
-
-
-@dataclass(frozen=True)
-class AttentionCall:
-    """One call of a model's attention through the AttentionInterface (a `FusedCall`).
-
-    Attributes:
-        module: The attention module.
-        base: The attention function that the model was loaded with.
-        base_name: Its name.
-        query: (B, H, L, D).
-        key: (B, H_kv, K, D).
-        value: (B, H_kv, K, D_v).
-        mask: As in `AttentionBias`.
-        arguments: The other arguments of the call, such as ``scaling`` and ``is_causal``.
-    """
-
-    module: nn.Module
-    base: AttentionFunction
-    base_name: BaseImplementation
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    arguments: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The class name of the attention module."""
-        return type(self.module).__name__
-
-    def run_plain(self) -> tuple[Tensor, Tensor | None]:
-        """Runs the model's own attention: the output (B, L, H, D_v), and the weights if it is eager attention."""
-        return self.base(self.module, self.query, self.key, self.value, self.mask, **self.arguments)
-
-    @property
-    def scale(self) -> float:
-        """The factor by which the products of query and key are multiplied."""
-        scaling = self.arguments.get("scaling")
-        return self.query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-
-    @property
-    def bias(self) -> AttentionBias:
-        """The masks and biases of the call."""
-        is_causal = self.arguments.get("is_causal")
-        if is_causal is None:
-            is_causal = getattr(self.module, "is_causal", True)  # transformers' own default
-        # transformers leaves out the mask of sdpa, but never that of eager attention, where causality alone would do.
-        causal = bool(is_causal) and self.mask is None and self.query.shape[2] > 1 and self.base_name == "sdpa"
-        return AttentionBias(self.mask, self.arguments.get("position_bias"), causal)
 
 
 _handler: ContextVar[AttentionHandler | None] = ContextVar("fair_calibration_handler", default=None)
@@ -142,15 +91,40 @@ def _attention_forward(
     **arguments: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function that transformers calls in place of ``base_name``'s."""
-    base = _base_function(base_name, module)
     handler = _handler.get()
     if handler is None:
-        return base(module, query, key, value, attention_mask, **arguments)
+        return _base_function(base_name, module)(module, query, key, value, attention_mask, **arguments)
     if unsupported := [name for name in _UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]:
         raise ValueError(
             f"{type(module).__name__} passes {unsupported} to its attention, which calibration does not support"
         )
-    return handler.attend(AttentionCall(module, base, base_name, query, key, value, attention_mask, arguments))
+    return handler.attend(read_call(base_name, module, query, key, value, attention_mask, arguments))
+
+
+def read_call(
+    base_name: BaseImplementation,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    arguments: Mapping[str, Any],
+) -> FusedCall:
+    """Returns a call of the AttentionInterface in the form that handlers take; ``mask`` is as in `AttentionBias`."""
+    is_causal, scaling = arguments.get("is_causal"), arguments.get("scaling")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)  # transformers' own default
+    # transformers leaves out the mask of sdpa, but never that of eager attention, where causality alone would do.
+    causal = bool(is_causal) and mask is None and query.shape[2] > 1 and base_name == "sdpa"
+    return FusedCall(
+        name=type(module).__name__,
+        query=query,
+        key=key,
+        value=value,
+        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        bias=AttentionBias(mask, arguments.get("position_bias"), causal),
+        run_plain=partial(_base_function(base_name, module), module, query, key, value, mask, **arguments),
+    )
 
 
 def _base_function(name: BaseImplementation, module: nn.Module) -> AttentionFunction:

@@ -124,13 +124,7 @@ class AttentionRecorder:
 
 
 def non_finite_error(what: str, dtype: torch.dtype, hint: str = "") -> ValueError:
-    """Returns the error for a plain model, or a part of it, that computes NaN or infinite values by itself.
-
-    Args:
-        what: What computed them.
-        dtype: The dtype that the model computes in.
-        hint: A further fact about the cause.
-    """
+    """Returns the error for what computes NaN or infinite values in a dtype without calibration; ``hint``: a cause."""
     wider = [str(d).removeprefix("torch.") for d in (torch.bfloat16, torch.float32) if d != dtype]
     remedy = "check its weights"
     if dtype in (torch.float16, torch.bfloat16):

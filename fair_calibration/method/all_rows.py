@@ -7,11 +7,13 @@ calibrated output. So no L x L matrix is needed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from fair_calibration.access.attention_bias import AttentionBias
-from fair_calibration.access.attention_call import expand_heads
+from fair_calibration.access.attention_call import FusedCall, expand_heads
 from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
 from fair_calibration.method.kernels import attend_with_lse, select_kernel
@@ -29,68 +31,37 @@ _CPU_BYTES = 16 * 2**20  # the basket outputs held at once on CPUs, few enough t
 _DEVICE_BYTES = 512 * 2**20  # the same on other devices
 
 
-def calibrate_all_rows(
-    output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: AttentionBias,
-    baskets: Baskets,
-    *,
-    scale: float,
-    config: FairConfig,
-    strength: float,
-) -> None:
+def calibrate_all_rows(output: Tensor, call: FusedCall, baskets: Baskets, config: FairConfig) -> None:
     """Overwrites every valid row of every calibrated sequence in ``output`` with its calibrated one.
 
-    Rows of padding may be overwritten with any finite numbers.
-
-    Args:
-        output: (B, L, H, D_v), changed in place. Of calibrated sequences it need not hold anything yet.
-        query: (B, H, L, D).
-        key: (B, H_kv, L, D).
-        value: (B, H_kv, L, D_v).
-        bias: The masks and biases of the call.
-        baskets: The roles of the tokens, on the same device.
-        scale: The factor by which the products of query and key are multiplied.
-        config: The settings, with "auto" resolved.
-        strength: In [0, 1].
+    Rows of padding may be overwritten with any finite numbers. The arguments are those of `calibrate_pooled_row`, but
+    ``output`` need not hold anything yet for calibrated sequences.
     """
-    n_sequences, _, length, _ = query.shape
+    n_sequences, _, length, _ = call.query.shape
     if not any(baskets.is_calibrated):
         return
-    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
-    on_cpu = query.device.type == "cpu"
+    # Under autocast, models pass query, key and value in different dtypes.
+    dtype = torch.promote_types(torch.promote_types(call.query.dtype, call.key.dtype), call.value.dtype)
+    device = call.query.device
+    on_cpu = device.type == "cpu"
     # On other devices the whole batch at once: many small kernel launches would cost more than the padding does.
-    groups = _groups(baskets, value.shape[-1]) if on_cpu else [slice(0, n_sequences)]
+    groups = _groups(baskets, call.value.shape[-1]) if on_cpu else [slice(0, n_sequences)]
     for group in groups:
         valid = baskets.valid[group] if on_cpu else ((0, length),)
         every_row = range(min(first for first, _ in valid), max(stop for _, stop in valid))
-        # Under autocast, models pass query, key and value in different dtypes.
-        group_query, group_key, group_value = (tensor[group].to(dtype) for tensor in (query, key, value))
+        query, key, value = (tensor[group].to(dtype) for tensor in (call.query, call.key, call.value))
         if on_cpu:
-            group_key, group_value = (_lay_out(tensor, baskets.basket_size) for tensor in (group_key, group_value))
-        row_steps, head_steps = _steps(group_query, group_value, every_row, count_baskets(baskets, group))
+            key, value = (_lay_out(tensor, baskets.basket_size) for tensor in (key, value))
+        row_steps, head_steps = _steps(query, value, every_row, count_baskets(baskets, group))
         for rows in row_steps:
-            visible = None if bias.is_per_head else _find_once(bias, baskets, group, rows, query.device)
+            visible = None if call.bias.is_per_head else _find_once(call.bias, baskets, group, rows, device)
             for heads, kv_heads in head_steps:
-                heads_bias = bias.select_heads(heads)
-                _calibrate_block(
-                    output[group, rows, heads],
-                    group_query[:, heads, rows],
-                    group_key[:, kv_heads],
-                    group_value[:, kv_heads],
-                    heads_bias,
-                    baskets,
-                    find_visible_baskets(heads_bias, baskets, group, rows, query.device)
-                    if visible is None
-                    else visible,
-                    group,
-                    rows,
-                    scale=scale,
-                    config=config,
-                    strength=strength,
+                bias = call.bias.select_heads(heads)
+                block = replace(
+                    call, query=query[:, heads, rows], key=key[:, kv_heads], value=value[:, kv_heads], bias=bias
                 )
+                seen = find_visible_baskets(bias, baskets, group, rows, device) if visible is None else visible
+                _calibrate_block(output[group, rows, heads], block, baskets, seen, group, rows, config)
 
 
 def _find_once(
@@ -110,12 +81,8 @@ def _groups(baskets: Baskets, dim: int) -> list[slice]:
     """Groups neighbouring calibrated sequences that can be computed together; the others are left out.
 
     The sequences of a group have their baskets at the same positions, so that a basket is one slice of all their keys,
-    and equally many baskets, so that little padding is computed. The memory for their basket outputs is bounded. A
-    single sequence may exceed the bound; its rows and heads are cut by `_steps`.
-
-    Args:
-        baskets: The roles of the tokens.
-        dim: D_v.
+    and equally many baskets, so that little padding is computed. The memory for their basket outputs, D_v = ``dim``, is
+    bounded. A single sequence may exceed the bound; its rows and heads are cut by `_steps`.
     """
     groups: list[slice] = []
     layout = None
@@ -139,14 +106,7 @@ def _groups(baskets: Baskets, dim: int) -> list[slice]:
 def _steps(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> tuple[list[slice], list[tuple[slice, slice]]]:
     """Cuts rows and heads into steps, so that the memory for the outputs of all baskets is bounded.
 
-    Args:
-        query: (b, H, L, D).
-        value: (b, H_kv, L, D_v).
-        rows: The rows to cut.
-        n_baskets: The number of baskets.
-
-    Returns:
-        Slices of rows, and pairs of slices of heads and of the key-value heads that they share.
+    Returns slices of rows, and pairs of slices of heads and of the key-value heads that they share.
     """
     n_sequences, n_heads = query.shape[:2]
     n_kv, dim = value.shape[1], value.shape[-1]
@@ -166,41 +126,23 @@ def _steps(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> tuple[l
 
 def _calibrate_block(
     output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: AttentionBias,
+    block: FusedCall,
     baskets: Baskets,
     visible: VisibleBaskets,
     group: slice,
     rows: slice,
-    *,
-    scale: float,
     config: FairConfig,
-    strength: float,
 ) -> None:
-    """Overwrites the output of some rows and heads of a group of sequences.
+    """Overwrites the output (b, l, h, D_v) of l rows and h heads of a group of b sequences.
 
-    Args:
-        output: (b, l, h, D_v), only these rows and heads, changed in place.
-        query: (b, h, l, D), likewise.
-        key: (b, h_kv, K, D), the key-value heads that these heads share, all positions.
-        value: (b, h_kv, K, D_v), likewise.
-        bias: The masks and biases of these heads, of the whole batch.
-        baskets: The roles of the tokens of the whole batch.
-        visible: The baskets that these rows see.
-        group: Which b sequences of the batch.
-        rows: Which l rows of the sequences.
-        scale: The factor by which the products of query and key are multiplied.
-        config: The settings, with "auto" resolved.
-        strength: In [0, 1].
+    ``block`` holds the queries (b, h, l, D), and the keys and values (b, h_kv, K, ...) that these heads share; its bias
+    is that of these heads in the whole batch.
     """
-    n_heads = query.shape[1]
-    run_outputs, lse = _attend_run(query, key, value, visible.run, scale)
+    run_outputs, lse = _attend_run(block, visible.run)
     n_run = len(lse)
-    outputs, others_lse = _attend_others(query, key, value, visible.others, scale)
+    outputs, others_lse = _attend_others(block, visible.others)
     lse += others_lse
-    isolated_logits, isolated_visible = _isolated_logits(query, key, bias, baskets, group, rows, scale)
+    isolated_logits, isolated_visible = _isolated_logits(block, baskets, group, rows)
     shares = blended_shares(
         torch.stack(lse) if lse else isolated_logits[:0],
         isolated_logits,
@@ -208,9 +150,9 @@ def _calibrate_block(
         isolated_visible,
         n_kept=baskets.n_kept,
         config=config,
-        strength=strength,
     )
-    isolated_value = expand_heads(_take_keys(value, baskets.isolated[group]), n_heads).float()
+    n_heads = block.query.shape[1]
+    isolated_value = expand_heads(_take_keys(block.value, baskets.isolated[group]), n_heads).float()
     run_shares = shares.baskets[:n_run].movedim(0, 1)[..., None]  # (b, n, h, l, 1)
     # If there is a run, head by head, so that the sum over the baskets of a head stays in cache.
     for heads in [slice(i, i + 1) for i in range(n_heads)] if n_run else [slice(0, n_heads)]:
@@ -223,24 +165,22 @@ def _calibrate_block(
             result[:, :, basket.rows].addcmul_(basket_output[:, heads], share[:, heads, basket.rows, None])
         for i, share in enumerate(shares.isolated):
             result.addcmul_(isolated_value[:, heads, i, None], share[:, heads, :, None])
-        block = result.transpose(1, 2)
-        if query.device.type != "cpu":
+        new = result.transpose(1, 2)
+        if block.query.device.type != "cpu":
             calibrated = baskets.calibrated[group, None, None, None]
-            block = torch.where(calibrated, block.to(output.dtype), output[:, :, heads])
-        output[:, :, heads] = block
+            new = torch.where(calibrated, new.to(output.dtype), output[:, :, heads])
+        output[:, :, heads] = new
 
 
-def _attend_run(
-    query: Tensor, key: Tensor, value: Tensor, run: BasketRun | None, scale: float
-) -> tuple[list[Tensor], list[Tensor]]:
+def _attend_run(block: FusedCall, run: BasketRun | None) -> tuple[list[Tensor], list[Tensor]]:
     """Computes attention within each of the n baskets of a run, with one call per head for all of them.
 
-    Returns:
-        For each of the h heads the outputs (b, n, l, D_v), and for each basket the log-sum-exps (b, h, l). Both are
-        empty if there is no run.
+    Returns for each of the h heads the outputs (b, n, l, D_v), and for each basket the log-sum-exps (b, h, l). Both are
+    empty if there is no run.
     """
     if run is None:
         return [], []
+    query, key, value = block.query, block.key, block.value
     kernel = select_kernel(query, value)
     n_baskets, n_groups = len(run.size), query.shape[1] // key.shape[1]
     outputs, lse = [], []
@@ -256,7 +196,7 @@ def _attend_run(
                 head_value,
                 bias=None,
                 visible=run.visible,
-                scale=scale,
+                scale=block.scale,
                 kernel=kernel,
             )
             outputs.append(head_output)
@@ -264,26 +204,24 @@ def _attend_run(
     return outputs, list(torch.stack(lse, dim=2).unbind(1))
 
 
-def _attend_others(
-    query: Tensor, key: Tensor, value: Tensor, others: list[VisibleBasket], scale: float
-) -> tuple[list[Tensor], list[Tensor]]:
+def _attend_others(block: FusedCall, others: list[VisibleBasket]) -> tuple[list[Tensor], list[Tensor]]:
     """Computes attention within baskets one by one, with all heads at once.
 
-    Returns:
-        For each basket the outputs (b, h, rows, D_v) of the rows that see it, and the log-sum-exps (b, h, l) of all
-        rows, `MASKED` for the others.
+    Returns for each basket the outputs (b, h, rows, D_v) of the rows that see it, and the log-sum-exps (b, h, l) of all
+    rows, `MASKED` for the others.
     """
-    kernel = select_kernel(query, value)
+    query = block.query
+    kernel = select_kernel(query, block.value)
     every = slice(0, query.shape[2])
     outputs, lse = [], []
     for basket in others:
         basket_output, basket_lse = attend_with_lse(
             query[:, :, basket.rows],
-            _take_keys(key, basket.keys),
-            _take_keys(value, basket.keys),
+            _take_keys(block.key, basket.keys),
+            _take_keys(block.value, basket.keys),
             bias=basket.bias,
             visible=basket.visible,
-            scale=scale,
+            scale=block.scale,
             kernel=kernel,
         )
         if basket.rows != every:
@@ -295,20 +233,12 @@ def _attend_others(
     return outputs, lse
 
 
-def _isolated_logits(
-    query: Tensor,
-    key: Tensor,
-    bias: AttentionBias,
-    baskets: Baskets,
-    group: slice,
-    rows: slice,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def _isolated_logits(block: FusedCall, baskets: Baskets, group: slice, rows: slice) -> tuple[Tensor, Tensor]:
     """Returns the logits of the isolated tokens, float32 (I, b, h, l), and which of them each row sees, bool."""
-    isolated = baskets.isolated[group]
-    isolated_key = expand_heads(_take_keys(key, isolated), query.shape[1])
-    logits = query.float() @ isolated_key.float().transpose(-1, -2) * scale
-    added, visible = bias.block(group, rows, isolated, query.device)
+    query, isolated = block.query, baskets.isolated[group]
+    isolated_key = expand_heads(_take_keys(block.key, isolated), query.shape[1])
+    logits = query.float() @ isolated_key.float().transpose(-1, -2) * block.scale
+    added, visible = block.bias.block(group, rows, isolated, query.device)
     filled = baskets.isolated_filled[group][:, None, None]
     visible = filled if visible is None else visible & filled
     if added is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ class CalibratedPass:
         layers: Which attention calls are calibrated, counted from 0.
         baskets: The roles of the tokens, on the model's device.
         config: The settings, with "auto" resolved.
-        strength: In (0, 1].
         rows: If the last layer, a calibrated one, is computed for the pooled rows only: the mode that does so, which is
             started in that layer. Else None.
         n_calls: The number of attention calls so far.
@@ -37,7 +36,6 @@ class CalibratedPass:
     layers: frozenset[int]
     baskets: Baskets
     config: FairConfig
-    strength: float
     rows: PooledRows | None = None
     n_calls: int = field(default=0)
     _biases: deque[AttentionBias] = field(default_factory=lambda: deque(maxlen=_N_CACHED_MASKS))
@@ -82,7 +80,6 @@ class CalibratedPass:
                     self.baskets,
                     hidden_below=call.hidden_below,
                     config=self.config,
-                    strength=self.strength,
                 )
             if (rows := self._rows_from_here()) is not None:
                 rows.begin()
@@ -105,33 +102,21 @@ class CalibratedPass:
                 f"{call.name} attends from {call.query.shape[2]} to {n_keys} positions, "
                 f"but the batch has {length} tokens: this attention cannot be calibrated"
             )
-        every_row = self.config.pooling == "mean"
-        if every_row and all(self.baskets.is_calibrated):
-            padded = any(valid != (0, length) for valid in self.baskets.valid)
-            # No plain output is needed, as all rows of tokens are overwritten. Rows of padding are not, so they have to
-            # start as zeros.
+        every_row, every_sequence = self.config.pooling == "mean", all(self.baskets.is_calibrated)
+        if every_sequence and (every_row or self._rows_from_here() is not None):
+            # The plain attention need not run: all rows that anything reads are overwritten. Rows of padding start as
+            # zeros, as they would otherwise hold anything.
+            padded = not every_row or any(valid != (0, length) for valid in self.baskets.valid)
             allocate = call.value.new_zeros if padded else call.value.new_empty
             output = allocate((call.query.shape[0], length, call.query.shape[1], call.value.shape[-1]))
-        elif (rows := self._rows_from_here()) is not None and all(self.baskets.is_calibrated):
-            # Nothing reads the other rows of this layer, so the plain attention need not run.
-            output = call.value.new_zeros((call.query.shape[0], length, call.query.shape[1], call.value.shape[-1]))
         else:
             output = call.run_plain()[0]
             if output.requires_grad:
                 output = output.clone()  # fused attention needs its unchanged output in the backward pass
+        call = replace(call, bias=self._with_cache(call.bias))
         # Autocast would run the matrix products of the calibration in half precision; they need float32.
         with torch.autocast(call.query.device.type, enabled=False):
-            (calibrate_all_rows if every_row else calibrate_pooled_row)(
-                output,
-                call.query,
-                call.key,
-                call.value,
-                self._with_cache(call.bias),
-                self.baskets,
-                scale=call.scale,
-                config=self.config,
-                strength=self.strength,
-            )
+            (calibrate_all_rows if every_row else calibrate_pooled_row)(output, call, self.baskets, self.config)
         if not every_row and (rows := self._rows_from_here()) is not None:
             rows.begin()
         return output, None  # the weights of eager attention would be the plain ones

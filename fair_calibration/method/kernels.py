@@ -16,12 +16,7 @@ _VECTOR = 16  # float32 numbers in an AVX-512 register
 
 
 def select_kernel(query: Tensor, value: Tensor) -> Kernel:
-    """Chooses the kernel for tensors of this device and dtype, regardless of their values.
-
-    Args:
-        query: (b, H, l, D).
-        value: (b, H_kv, n, D_v).
-    """
+    """Chooses the kernel for tensors of this device and dtype, regardless of their values."""
     fused = (
         query.device.type == "cpu"
         and query.dtype in (torch.float32, torch.bfloat16, torch.float16)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fair_calibration.access.discovery import evaluating
 from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
 from fair_calibration.poolings import check_pooled_directly
@@ -37,10 +38,6 @@ class PooledRows(TorchFunctionMode):
 
     def __init__(self, pooled: Tensor, length: int) -> None:
         """Prepares one forward pass.
-
-        Args:
-            pooled: int64 (B,), the row of each sequence.
-            length: L.
 
         Raises:
             ValueError: B equals L. Then (B, L) could not be told from (L, B) in the shapes of a layer's input.
@@ -95,15 +92,7 @@ class LastLayer:
     n_linear: int
 
     def rows(self, config: FairConfig, followers: Sequence[nn.Module], baskets: Baskets) -> PooledRows | None:
-        """Returns the context in which a batch is encoded.
-
-        Args:
-            config: The settings, with "auto" resolved.
-            followers: The modules that documents pass through after the transformer.
-            baskets: The roles of the tokens.
-
-        Returns:
-            None if the batch has as many sequences as positions: then all rows are computed (see `PooledRows`).
+        """Returns the context in which a batch is encoded, or None to compute all rows (see `PooledRows`).
 
         Raises:
             ValueError: The settings or the modules were changed, so that other rows are read.
@@ -115,12 +104,7 @@ class LastLayer:
         return PooledRows(baskets.pooled, length)
 
     def without_others(self, rows: PooledRows, result: dict[str, Any], output: str) -> dict[str, Any]:
-        """Returns the features with NaN in all rows of the output but the pooled ones.
-
-        Args:
-            rows: From `rows`, after the forward pass.
-            result: The transformer's features.
-            output: The name among them of the output, (B, L, D).
+        """Returns the transformer's features with NaN in all rows of the output but the pooled ones.
 
         Raises:
             ValueError: The model ran other linear layers than when it was checked, or it returns the states of all
@@ -156,30 +140,23 @@ def prove(
         config: The settings, with "auto" resolved.
         followers: The modules that documents pass through after the transformer.
         n_layers: The number of its attention layers.
-        rows: The pooled rows of the probe. They cannot be used again afterwards.
-        encode: Runs the calibrated model over the probe, for these rows only or whole (None), and returns its output
-            (B, L, D).
+        rows: The pooled rows of the probe, which are used up.
+        encode: Runs the calibrated model over the probe, for these rows only or whole (None): output (B, L, D).
 
     Raises:
         ValueError: Other rows of the last layer are read, it is not calibrated, its pooled rows come out differently,
             or it has no linear layer to leave rows out of.
     """
     _check(config, followers, n_layers)
-    training = [(module, module.training) for module in model.modules()]
-    model.train(False)
-    try:
-        with torch.inference_mode():
-            whole = encode(None)
-            try:
-                part = encode(rows)
-            except RuntimeError as error:  # such as shapes that do not fit
-                raise ValueError(
-                    f"{name} does not run with one row per sequence after its last attention ({error}): calibrate it "
-                    "without pooled_row_only"
-                ) from error
-    finally:
-        for module, mode in training:
-            module.training = mode
+    with evaluating(model):
+        whole = encode(None)
+        try:
+            part = encode(rows)
+        except RuntimeError as error:  # such as shapes that do not fit
+            raise ValueError(
+                f"{name} does not run with one row per sequence after its last attention ({error}): calibrate it "
+                "without pooled_row_only"
+            ) from error
     if part.shape != whole.shape:
         raise ValueError(
             f"{name} returns states of shape {tuple(part.shape)} instead of {tuple(whole.shape)} with one row per "

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fair_calibration.access.attention_bias import AttentionBias
+from fair_calibration.access.attention_call import FusedCall
 from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
 from fair_calibration.method.shares import MASKED, blended_shares
@@ -36,41 +37,27 @@ class VisibleKeys(NamedTuple):
     isolated: Tensor
 
 
-def calibrate_pooled_row(
-    output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: AttentionBias,
-    baskets: Baskets,
-    *,
-    scale: float,
-    config: FairConfig,
-    strength: float,
-) -> None:
+def calibrate_pooled_row(output: Tensor, call: FusedCall, baskets: Baskets, config: FairConfig) -> None:
     """Overwrites the pooled row of every calibrated sequence in ``output`` with its calibrated one.
 
     In addition to the plain attention this takes B x H x K logits in float32, but no L x K matrix.
 
     Args:
         output: (B, L, H, D_v), the output of the plain attention, changed in place.
-        query: (B, H, L, D).
-        key: (B, H_kv, K, D).
-        value: (B, H_kv, K, D_v).
-        bias: The masks and biases of the call.
+        call: The attention call.
         baskets: The roles of the tokens, on the same device.
-        scale: The factor by which the products of query and key are multiplied.
         config: The settings, with "auto" resolved.
-        strength: In [0, 1].
     """
-    sequences = torch.arange(query.shape[0], device=query.device)
-    query_row = query[sequences, :, baskets.pooled]  # (B, H, D)
-    row_bias, visible = bias.cached("pooled", lambda: _read_row(bias, baskets))
+    sequences = torch.arange(len(call.query), device=call.query.device)
+    row_bias, visible = call.bias.cached("pooled", lambda: _read_row(call.bias, baskets))
     # The logits are as large as the weights. No variable here refers to them, so that they can be freed early.
     weights = blended_weights(
-        _row_logits(query_row, key, row_bias, visible.keys, scale), visible, baskets, config, strength
+        _row_logits(call.query[sequences, :, baskets.pooled], call.key, row_bias, visible.keys, call.scale),
+        visible,
+        baskets,
+        config,
     )
-    row = _weighted_values(weights, value)  # (B, H, D_v)
+    row = _weighted_values(weights, call.value)  # (B, H, D_v)
     plain = output[sequences, baskets.pooled]
     output[sequences, baskets.pooled] = torch.where(baskets.calibrated[:, None, None], row.to(output.dtype), plain)
 
@@ -82,13 +69,7 @@ def _read_row(bias: AttentionBias, baskets: Baskets) -> tuple[Tensor | None, Vis
 
 
 def find_visible_keys(visible: Tensor | None, baskets: Baskets) -> VisibleKeys:
-    """Sorts the keys that some rows see by basket.
-
-    Args:
-        visible: bool (B or 1, 1 or R, K), which keys the masks let the rows see; None for all. Padding is excluded
-            here, whatever the masks say of it.
-        baskets: The roles of the tokens.
-    """
+    """Sorts the keys by basket that some rows see: ``visible``, bool (B or 1, 1 or R, K), or all; never padding."""
     in_sequence = (baskets.segment_of_key < baskets.n_baskets + baskets.isolated.shape[1])[:, None]
     keys = in_sequence if visible is None else visible & in_sequence
     n_sequences, n_rows, _ = keys.shape
@@ -103,21 +84,11 @@ def find_visible_keys(visible: Tensor | None, baskets: Baskets) -> VisibleKeys:
     )
 
 
-def blended_weights(
-    logits: Tensor, visible: VisibleKeys, baskets: Baskets, config: FairConfig, strength: float
-) -> Tensor:
+def blended_weights(logits: Tensor, visible: VisibleKeys, baskets: Baskets, config: FairConfig) -> Tensor:
     """Turns the logits of some rows into calibrated attention weights, blended with the plain ones by the strength.
 
-    Args:
-        logits: float32 (B, H, K): one row per sequence and head, or with R in place of H any R rows per sequence.
-            Keys that a row does not see are at `MASKED`.
-        visible: Which keys the rows see.
-        baskets: The roles of the tokens.
-        config: The settings, with "auto" resolved.
-        strength: In [0, 1].
-
-    Returns:
-        The weights, float32 (B, H, K).
+    The logits are float32 (B, H, K), one row per sequence and head, or with R in place of H any R rows per sequence.
+    Keys that a row does not see are at `MASKED`. The weights have the same shape.
     """
     n_sequences, n_heads, _ = logits.shape
     slots = baskets.slots[:, None].expand(-1, n_heads, -1)
@@ -136,7 +107,6 @@ def blended_weights(
         visible.isolated,
         n_kept=baskets.n_kept,
         config=config,
-        strength=strength,
     )
     # The weight of a key is its weight within its basket, exp(logit - lse), times the basket's share.
     nothing = torch.zeros_like(lse[..., :1])  # for the segment of padding
@@ -150,18 +120,7 @@ def blended_weights(
 
 
 def _row_logits(query_row: Tensor, key: Tensor, bias: Tensor | None, visible: Tensor, scale: float) -> Tensor:
-    """Computes the logits of one row per sequence in float32.
-
-    Args:
-        query_row: (B, H, D).
-        key: (B, H_kv, K, D).
-        bias: Added to the logits, broadcastable to (B, H, K); or None.
-        visible: bool (B, 1 or H, K), which keys the rows see.
-        scale: The factor of the products.
-
-    Returns:
-        float32 (B, H, K), `MASKED` for keys that are not visible.
-    """
+    """Computes the logits, float32 (B, H, K), of one row (B, H, D) per sequence; `MASKED` for keys not visible."""
     n_sequences, n_heads, dim = query_row.shape
     n_kv, n_keys = key.shape[1:3]
     grouped = query_row.float().view(n_sequences, n_kv, n_heads // n_kv, dim) * scale

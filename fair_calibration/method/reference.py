@@ -70,7 +70,6 @@ def calibrated_attention(
     bias: Tensor | None = None,
     scale: float | None = None,
     config: FairConfig,
-    strength: float | None = None,
 ) -> ReferenceAttention:
     """Computes attention with calibrated weights, one row after the other.
 
@@ -83,12 +82,10 @@ def calibrated_attention(
         bias: Added to the scaled logits, broadcastable to (B, H, L, K); None for no bias.
         scale: The factor of the products of query and key; None means 1 / sqrt(D).
         config: The settings, with "auto" resolved (`FairConfig.resolve`).
-        strength: In [0, 1]; None means the config's.
 
     Returns:
         The output and the weights, float64 for a float64 query and float32 otherwise. They are differentiable.
     """
-    strength = config.strength if strength is None else strength
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     n_sequences, n_heads, n_rows, _ = query.shape
@@ -106,8 +103,8 @@ def calibrated_attention(
         for h in range(n_heads):
             for row in range(n_rows):
                 is_calibrated = baskets.is_calibrated[b] and (config.pooling == "mean" or row == pooled_row)
-                row_strength = strength if is_calibrated else 0.0
-                weights.append(_row_weights(logits[b, h, row], all_visible[b][h][row], roles, config, row_strength))
+                strength = config.strength if is_calibrated else 0.0
+                weights.append(_row_weights(logits[b, h, row], all_visible[b][h][row], roles, config, strength))
     all_weights = torch.stack(weights).view(logits.shape) if weights else torch.zeros_like(logits)
     return ReferenceAttention(output=all_weights @ value, weights=all_weights)
 

@@ -38,7 +38,6 @@ def blended_shares(
     *,
     n_kept: int,
     config: FairConfig,
-    strength: float,
 ) -> Shares:
     """Computes ``(1 - strength) * plain mass + strength * target share`` for every row (arXiv 2606.02737).
 
@@ -52,8 +51,7 @@ def blended_shares(
         basket_sizes: int64, broadcastable to (N, ...), the number of keys in each basket that the row sees.
         isolated_visible: bool, broadcastable to (I, ...), which isolated tokens the row sees.
         n_kept: The last ``n_kept`` isolated tokens keep their own mass, whatever the config says.
-        config: The settings, of which only ``isolated_share`` and ``last_basket`` are used.
-        strength: In [0, 1].
+        config: The settings, of which ``strength``, ``isolated_share`` and ``last_basket`` are used.
 
     Returns:
         The shares. A row that sees no content keeps its plain masses.
@@ -78,5 +76,5 @@ def blended_shares(
     sees_content = visible.any(0).to(mass.dtype)
     per_weight = (1.0 - target_isolated.sum(0)) / weights.sum(0).clamp(min=1)
     target = torch.cat([per_weight * weights, target_isolated])
-    blended = mass.lerp(target, strength * sees_content)
+    blended = mass.lerp(target, config.strength * sees_content)
     return Shares(baskets=blended[:n_baskets], isolated=blended[n_baskets:])

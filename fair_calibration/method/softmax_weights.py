@@ -28,7 +28,6 @@ def calibrate_weights(
     *,
     hidden_below: float,
     config: FairConfig,
-    strength: float,
 ) -> None:
     """Overwrites the weights of calibrated rows in every calibrated sequence.
 
@@ -41,11 +40,10 @@ def calibrate_weights(
         baskets: The roles of the tokens, on the same device.
         hidden_below: A key whose logit is at most this is masked. Padding is masked whatever its logits are.
         config: The settings, with "auto" resolved.
-        strength: In [0, 1].
     """
     if config.pooling != "mean":
         pooled = torch.arange(weights.shape[0], device=weights.device), slice(None), baskets.pooled
-        row = _gathered_rows(logits[pooled], baskets, hidden_below, config, strength)
+        row = _gathered_rows(logits[pooled], baskets, hidden_below, config)
         weights[pooled] = torch.where(baskets.calibrated[:, None, None], row.to(weights.dtype), weights[pooled])
         return
     n_sequences, n_heads, length, _ = weights.shape
@@ -56,13 +54,13 @@ def calibrate_weights(
         n_rows = max(1, _CPU_BYTES // (4 * n_heads * length))
         for i in calibrated:
             for rows in _blocks(*baskets.valid[i], n_rows):
-                _calibrate_block(weights[i, :, rows], logits[i, :, rows], baskets, i, hidden_below, config, strength)
+                _calibrate_block(weights[i, :, rows], logits[i, :, rows], baskets, i, hidden_below, config)
         return
     # All sequences at once. On other devices many small kernel launches would cost more than the padding does.
     n_rows = max(1, _DEVICE_BYTES // (4 * n_sequences * n_heads * length))
     for rows in _blocks(0, length, n_rows):
         block = logits[:, :, rows]
-        new = _gathered_rows(block.flatten(1, 2), baskets, hidden_below, config, strength).view(block.shape)
+        new = _gathered_rows(block.flatten(1, 2), baskets, hidden_below, config).view(block.shape)
         calibrated_sequences = baskets.calibrated[:, None, None, None]
         weights[:, :, rows] = torch.where(calibrated_sequences, new.to(weights.dtype), weights[:, :, rows])
 
@@ -72,13 +70,11 @@ def _blocks(start: int, stop: int, n_rows: int) -> list[slice]:
     return [slice(first, min(first + n_rows, stop)) for first in range(start, stop, n_rows)]
 
 
-def _gathered_rows(
-    logits: Tensor, baskets: Baskets, hidden_below: float, config: FairConfig, strength: float
-) -> Tensor:
+def _gathered_rows(logits: Tensor, baskets: Baskets, hidden_below: float, config: FairConfig) -> Tensor:
     """Returns the calibrated weights, float32 (B, R, L), of any R rows per sequence, given their logits (B, R, L)."""
     logits = logits.float()
     visible = find_visible_keys(~(logits <= hidden_below), baskets)  # written so that a logit of NaN is visible
-    return blended_weights(logits.masked_fill(~visible.keys, MASKED), visible, baskets, config, strength)
+    return blended_weights(logits.masked_fill(~visible.keys, MASKED), visible, baskets, config)
 
 
 def _calibrate_block(
@@ -88,21 +84,11 @@ def _calibrate_block(
     sequence: int,
     hidden_below: float,
     config: FairConfig,
-    strength: float,
 ) -> None:
     """Overwrites some rows of one sequence, whose content has to stand together.
 
     Within each basket the weights keep their proportions, so the weights of a basket, or the exponentials of its
     logits, only have to be rescaled to the basket's share.
-
-    Args:
-        weights: (H, l, L), changed in place.
-        logits: (H, l, L), masks and biases included.
-        baskets: The roles of the tokens of the whole batch.
-        sequence: Which sequence of the batch.
-        hidden_below: As in `calibrate_weights`.
-        config: The settings, with "auto" resolved.
-        strength: In [0, 1].
     """
     positions, filled = baskets.isolated[sequence], baskets.isolated_filled[sequence]
     isolated = logits[..., positions].float()
@@ -126,7 +112,6 @@ def _calibrate_block(
         isolated_visible.movedim(-1, 0),
         n_kept=baskets.n_kept,
         config=config,
-        strength=strength,
     )
     part_shares = torch.split(shares.baskets.movedim(0, -1), [part.lse.shape[-1] for part in parts], dim=-1)
     for part, share in zip(parts, part_shares, strict=True):

@@ -118,7 +118,7 @@ def count_baskets(baskets: Baskets, group: slice) -> int:
 
 
 def _joint_content(baskets: Baskets, group: slice) -> tuple[int, int] | None:
-    """Returns the range that covers the content of all sequences of a group, or None.
+    """Returns the range that covers the content of all sequences of a group.
 
     None if their contents begin at different positions, or if one of them does not stand together.
     """

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from fair_calibration import FairConfig
 from fair_calibration.access.attention_bias import AttentionBias
+from fair_calibration.access.attention_call import FusedCall
 from fair_calibration.method.all_rows import calibrate_all_rows
 from fair_calibration.method.baskets import Baskets, build_baskets
 from fair_calibration.method.pooled_row import calibrate_pooled_row
@@ -143,18 +144,16 @@ class Case:
         """Runs the fast path of the case's pooling over the plain output: (B, L, H, D_v)."""
         output = self.plain()
         function = calibrate_all_rows if self.config.pooling == "mean" else calibrate_pooled_row
-        function(
-            output,
-            self.query,
-            self.key,
-            self.value,
-            self.bias,
-            self.baskets,
-            scale=self.scale,
-            config=self.config,
-            strength=self.strength,
-        )
+        function(output, self.call(), self.baskets, self.config)
         return output
+
+    def call(self) -> FusedCall:
+        """Returns the case as an attention call."""
+
+        def run_plain() -> tuple[Tensor, None]:
+            return self.plain(), None
+
+        return FusedCall("Attention", self.query, self.key, self.value, self.scale, self.bias, run_plain)
 
     def fast_on_accelerator(self) -> Tensor:
         """Runs `fast` on the code paths of accelerators: the whole batch at once with gathered keys."""

@@ -150,6 +150,31 @@ def test_dtypes(case: MatrixCase, kind: str) -> None:
         assert error < 2 * lost
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("case", "pooled_row_only"),
+    [
+        (MatrixCase("BERT", "cls", "right"), False),
+        (MatrixCase("BERT", "cls", "right"), True),
+        (MatrixCase("ModernBERT", "mean", "right"), False),
+        (MatrixCase("Mistral", "last", "left"), True),
+        (MatrixCase("MPNet", "mean", "right"), False),
+        (MatrixCase("DeBERTa-v2", "cls", "right"), True),
+        (MatrixCase("BLOOM", "last", "right"), False),
+        (MatrixCase("Falcon, ALiBi", "last", "left"), False),
+    ],
+    ids=str,
+)
+def test_casting_after_calibrating(case: MatrixCase, pooled_row_only: bool, dtype: torch.dtype) -> None:
+    transformer = load_transformer(case.name, case.side)
+    before = with_pooling(copy.deepcopy(transformer).to(dtype), case.pooling)
+    after = calibrate(with_pooling(copy.deepcopy(transformer), case.pooling), CONFIG, pooled_row_only=pooled_row_only)
+    after.half() if dtype == torch.float16 else after.to(dtype)
+    expected = encode(calibrate(before, CONFIG, pooled_row_only=pooled_row_only), TEXTS)
+    assert torch.equal(encode(after, TEXTS), expected)
+    assert torch.equal(encode(after, TEXTS, strength=0), encode(before, TEXTS))
+
+
 @pytest.mark.parametrize("refused", REFUSED, ids=[each.name for each in REFUSED])
 def test_refused(refused: Refused) -> None:
     plain = with_pooling(make_transformer(refused.model_type, refused.settings), "mean")

@@ -13,8 +13,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from fair_calibration import EvenChunks, FairConfig, FairSentenceTransformer, calibrate
-from fair_calibration.access.attention_call import SoftmaxCall
-from fair_calibration.access.interface import AttentionCall
+from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
 from fair_calibration.method.baskets import Baskets, build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
 from fair_evaluation.attention_profile import COLUMNS, attention_profile, count_baskets
@@ -59,7 +58,7 @@ class Used:
         self.masses: list[Tensor] = []
         attend, weigh = CalibratedPass.attend, CalibratedPass.weigh
 
-        def spy_attend(this: CalibratedPass, call: AttentionCall) -> Any:
+        def spy_attend(this: CalibratedPass, call: FusedCall) -> Any:
             segments = one_hot(this.baskets)[:, None].expand(-1, call.value.shape[1], -1, -1)
             output = attend(copy.copy(this), replace(call, value=segments.to(call.value.dtype)))[0]
             self.add(this, output)

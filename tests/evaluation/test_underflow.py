@@ -12,8 +12,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from fair_calibration import calibrate
-from fair_calibration.access.attention_call import SoftmaxCall
-from fair_calibration.access.interface import AttentionCall
+from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
 from fair_evaluation.underflow import UnderflowObserver, diagnose_underflow
 from tests.conftest import TinyModel
 from tests.core.access.test_interface import make_call
@@ -33,7 +32,7 @@ def alibi(length: int = LENGTH) -> Tensor:
     return (-torch.tensor(SLOPES)[:, None, None] * distance)[None]
 
 
-def alibi_call(length: int = LENGTH, *, causal: bool) -> AttentionCall:
+def alibi_call(length: int = LENGTH, *, causal: bool) -> FusedCall:
     """Returns an attention call in which nothing but the distance counts."""
     call = make_call(length=length, position_bias=alibi(length), is_causal=causal)
     return replace(call, query=torch.zeros_like(call.query[:1]), key=call.key[:1], value=call.value[:1])
@@ -106,10 +105,9 @@ def test_logits_of_the_model_itself(causal: bool) -> None:
 
 def test_the_cast_is_that_of_transformers() -> None:
     # Eager attention: softmax in float32, then .to(dtype). Random logits, all within float32's range.
-    call = make_call(length=64, scaling=4.0)
+    call = make_call(length=64, scaling=4.0, is_causal=False)
     call = replace(call, query=call.query[:1], key=call.key[:1], value=call.value[:1])
     observer = UnderflowObserver(64, ["bfloat16", "float16"], None)
-    call = replace(call, arguments={**call.arguments, "is_causal": False})
     observer(0, call)
     logits = call.query @ call.key.repeat_interleave(2, 1).transpose(-1, -2) * 4.0
     for dtype in ("bfloat16", "float16"):

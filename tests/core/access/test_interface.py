@@ -12,11 +12,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fair_calibration import FairConfig
-from fair_calibration.access.attention_call import SoftmaxCall
+from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
 from fair_calibration.access.interface import (
-    AttentionCall,
+    BaseImplementation,
     handle_attention,
     implementation_name,
+    read_call,
     register_implementations,
 )
 from fair_calibration.method.baskets import build_baskets
@@ -25,8 +26,6 @@ from fair_calibration.method.reference import calibrated_attention
 from tests.conftest import TinyModel
 from tests.core.cases import assert_close
 from tests.core.tiny_models import documents
-
-SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
 class Attention(nn.Module):
@@ -37,20 +36,33 @@ class Attention(nn.Module):
     training = False
 
 
+class CausalAttention(Attention):
+    """Stands in for causal attention with an eager function."""
+
+    __module__ = "transformers.models.bert.modeling_bert"
+    is_causal = True
+
+
 def make_call(
-    *, length: int = 9, n_keys: int | None = None, mask: Tensor | None = None, **arguments: Any
-) -> AttentionCall:
+    *,
+    length: int = 9,
+    n_keys: int | None = None,
+    mask: Tensor | None = None,
+    base: BaseImplementation = "sdpa",
+    module: nn.Module | None = None,
+    **arguments: Any,
+) -> FusedCall:
     generator = torch.Generator().manual_seed(0)
     n_keys = length if n_keys is None else n_keys
     query = torch.randn(2, 4, length, 8, generator=generator)
     key, value = (torch.randn(2, 2, n_keys, 8, generator=generator) for _ in range(2))
-    return AttentionCall(Attention(), SDPA, "sdpa", query, key, value, mask, arguments)
+    return read_call(base, module or Attention(), query, key, value, mask, arguments)
 
 
 def make_pass(pooling: str = "mean", layers: tuple[int, ...] = (0,), length: int = 9) -> CalibratedPass:
     config = FairConfig(basket_size=3, strength=0.8).resolve(pooling)
     baskets = build_baskets(torch.ones(2, length, dtype=torch.int64), config)
-    return CalibratedPass(frozenset(layers), baskets, config, config.strength)
+    return CalibratedPass(frozenset(layers), baskets, config)
 
 
 def test_registering_twice_changes_nothing() -> None:
@@ -66,7 +78,7 @@ def test_registering_twice_changes_nothing() -> None:
 def test_outside_of_a_pass_attention_is_plain() -> None:
     register_implementations()
     call = make_call()
-    routed = AttentionInterface()["fair_sdpa"](call.module, call.query, call.key, call.value, None)
+    routed = AttentionInterface()["fair_sdpa"](Attention(), call.query, call.key, call.value, None)
     assert torch.equal(routed[0], call.run_plain()[0])
 
 
@@ -128,13 +140,8 @@ def test_when_a_call_is_causal() -> None:
     assert not make_call(is_causal=None).bias.causal  # the module's
     assert not make_call(is_causal=True, mask=mask).bias.causal  # the mask says it all
     assert not make_call(is_causal=True, length=1, n_keys=9).bias.causal  # as sdpa has it
-    call = make_call(is_causal=True)
-    assert not AttentionCall(
-        call.module, call.base, "eager", call.query, call.key, call.value, None, call.arguments
-    ).bias.causal
-    del call.arguments["is_causal"]
-    call.module.is_causal = True
-    assert call.bias.causal
+    assert not make_call(is_causal=True, base="eager", module=CausalAttention()).bias.causal
+    assert make_call(module=CausalAttention()).bias.causal
 
 
 def test_other_lengths_are_refused() -> None:
@@ -149,7 +156,7 @@ def test_arguments_that_change_attention_are_refused(name: str) -> None:
     register_implementations()
     call = make_call()
     function = AttentionInterface()["fair_sdpa"]
-    arguments = (call.module, call.query, call.key, call.value, None)
+    arguments = (Attention(), call.query, call.key, call.value, None)
     with (
         handle_attention(make_pass()),
         pytest.raises(ValueError, match=rf"Attention passes \['{name}'\] to its attention, which calibration does not"),
@@ -163,7 +170,7 @@ def test_eager_attention_without_a_function_is_refused() -> None:
     register_implementations()
     call = make_call()
     with pytest.raises(ValueError, match="Attention has no eager attention function; load the model with attn_impl"):
-        AttentionInterface()["fair_eager"](call.module, call.query, call.key, call.value, None)
+        AttentionInterface()["fair_eager"](Attention(), call.query, call.key, call.value, None)
 
 
 def test_a_handler_is_of_one_thread() -> None:
@@ -172,7 +179,7 @@ def test_a_handler_is_of_one_thread() -> None:
     results: list[Tensor] = []
 
     def run() -> None:
-        results.append(AttentionInterface()["fair_sdpa"](call.module, call.query, call.key, call.value, None)[0])
+        results.append(AttentionInterface()["fair_sdpa"](Attention(), call.query, call.key, call.value, None)[0])
 
     with handle_attention(make_pass()):
         run()

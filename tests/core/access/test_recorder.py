@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from fair_calibration.access.attention_call import SoftmaxCall
+from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
 from fair_calibration.access.recorder import AttentionRecorder
-from tests.core.access.test_interface import SDPA, Attention, make_call
+from tests.core.access.test_interface import Attention, make_call
+
+SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0, 0]])
 PADDING = MASK.bool()[:, None, None]
@@ -19,12 +23,21 @@ class OtherAttention(Attention):
     pass
 
 
+def changed(call: FusedCall, dtype: torch.dtype | None = None, *, base: Any = SDPA) -> FusedCall:
+    """Returns a call with its tensors in another dtype, computed by another attention function."""
+    call = replace(call, **{name: getattr(call, name).to(dtype) for name in ("query", "key", "value")})
+    assert isinstance(call.run_plain, partial)
+    module, _, _, _, mask = call.run_plain.args
+    run_plain = partial(base, module, call.query, call.key, call.value, mask, **call.run_plain.keywords)
+    return replace(call, run_plain=run_plain)
+
+
 def test_records_in_order() -> None:
     recorder = AttentionRecorder(MASK)
     call = make_call(mask=PADDING)
     output, _ = recorder.attend(call)
     assert torch.equal(output, call.run_plain()[0])
-    recorder.attend(replace(call, module=OtherAttention()))
+    recorder.attend(make_call(mask=PADDING, module=OtherAttention()))
     assert recorder.modules == ["Attention", "OtherAttention"]
 
 
@@ -45,8 +58,7 @@ def test_real_attention_passes(dtype: torch.dtype, arguments: dict[str, Any]) ->
         return value.to(dtype) if isinstance(value, Tensor) and value.dtype != torch.bool else value
 
     call = make_call(**{name: cast(value) for name, value in arguments.items()})
-    call = replace(call, query=cast(call.query), key=cast(call.key), value=cast(call.value))
-    AttentionRecorder(MASK).attend(call)
+    AttentionRecorder(MASK).attend(changed(call, dtype))
 
 
 def scaled(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -66,13 +78,12 @@ def test_another_computation_is_refused(base: Any) -> None:
     with pytest.raises(
         ValueError, match=r"Attention does not compute softmax\(scale \* query key \+ bias\) value .* off"
     ):
-        AttentionRecorder(MASK).attend(replace(make_call(mask=PADDING), base=base))
+        AttentionRecorder(MASK).attend(changed(make_call(mask=PADDING), base=base))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_values_that_are_not_finite_are_not_blamed_on_the_architecture(dtype: torch.dtype) -> None:
-    call = make_call(mask=PADDING)
-    call = replace(call, **{name: getattr(call, name).to(dtype) for name in ("query", "key", "value")}, base=broken)
+    call = changed(make_call(mask=PADDING), dtype, base=broken)
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(
         ValueError, match=rf"^Attention, one of .* layers, gives NaN or infinite values in {name} for a"
@@ -91,7 +102,7 @@ def test_a_hidden_mask_is_refused() -> None:
         return SDPA(module, q, k, v, torch.ones(9, 9, dtype=torch.bool).tril()[None, None], **kwargs)
 
     with pytest.raises(ValueError, match="does not compute"):
-        AttentionRecorder(MASK).attend(replace(make_call(mask=PADDING), base=windowed))
+        AttentionRecorder(MASK).attend(changed(make_call(mask=PADDING), base=windowed))
 
 
 def test_padding_may_hold_anything() -> None:
@@ -100,7 +111,7 @@ def test_padding_may_hold_anything() -> None:
         output[1, 5:] = torch.nan
         return output, None
 
-    AttentionRecorder(MASK).attend(replace(make_call(mask=PADDING), base=spoilt))
+    AttentionRecorder(MASK).attend(changed(make_call(mask=PADDING), base=spoilt))
 
 
 def test_other_lengths_are_refused() -> None:
@@ -108,11 +119,6 @@ def test_other_lengths_are_refused() -> None:
         ValueError, match="Attention attends from 9 to 12 positions of a batch of 9 tokens: only self-att"
     ):
         AttentionRecorder(MASK).attend(make_call(n_keys=12))
-
-
-def test_the_call_knows_its_implementation() -> None:
-    assert make_call().base_name == "sdpa"
-    assert make_call().name == "Attention"
 
 
 # Calls that were intercepted, of which it is not known what they are

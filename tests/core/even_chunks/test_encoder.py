@@ -12,7 +12,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor
 
-from fair_calibration import PRESETS, EvenChunks, FairSentenceTransformer, calibrate
+from fair_calibration import PRESETS, EvenChunks, FairConfig, FairSentenceTransformer, calibrate
 from tests.conftest import TinyModel
 from tests.core.tiny_models import MAX_LENGTH, document, documents
 
@@ -244,6 +244,17 @@ def test_chunks_that_do_not_fit_are_an_error(tiny_model: TinyModel) -> None:
     message = rf"chunk_size: chunks of {MAX_LENGTH} tokens, and the 2 that .* max_seq_length={MAX_LENGTH}; "
     with pytest.raises(ValueError, match=message + f"use chunk_size={MAX_LENGTH - 2}"):
         encode(calibrate(tiny_model("bert", "mean"), replace(CONFIG, chunk_size=MAX_LENGTH)), [document(5)])
+
+
+def test_pooled_row_only_is_an_error(tiny_model: TinyModel) -> None:
+    message = "pooled_row_only: expected False with EvenChunks, .* set pooled_row_only=False, or calibrate with a Fair"
+    plain = tiny_model("bert", "cls")
+    with pytest.raises(ValueError, match=message):
+        calibrate(plain, CONFIG, pooled_row_only=True)
+    by_row = calibrate(plain, FairConfig(basket_size=8), pooled_row_only=True)
+    with pytest.raises(ValueError, match=message):
+        calibrate(by_row, CONFIG)
+    calibrate(by_row, CONFIG, pooled_row_only=False)
 
 
 @pytest.mark.parametrize("mode", [("mean", "cls"), "max", "mean_sqrt_len_tokens", "weightedmean"])

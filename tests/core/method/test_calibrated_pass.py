@@ -9,17 +9,9 @@ import pytest
 import torch
 
 from fair_calibration.access.attention_bias import AttentionBias
-from fair_calibration.access.interception import SdpaCall
 from fair_calibration.method import all_rows, pooled_row
 from fair_calibration.method.calibrated_pass import CalibratedPass
 from tests.core.cases import MASKS, Case, assert_close, make_case, masked_variants
-
-
-def call_of(case: Case) -> SdpaCall:
-    """Returns a case as an attention call."""
-    return SdpaCall(
-        "Attention", case.query, case.key, case.value, case.scale, case.bias, lambda: case.plain().transpose(1, 2)
-    )
 
 
 def layers_of(variants: list[dict[str, Case]], masks: list[str]) -> list[Case]:
@@ -51,12 +43,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def run(layers: list[Case]) -> None:
     """Runs the layers in one pass and compares each with the reference."""
     first = layers[0]
-    this = CalibratedPass(frozenset(range(len(layers))), first.baskets, first.config, first.strength)
+    this = CalibratedPass(frozenset(range(len(layers))), first.baskets, first.config)
     for layer in layers:
         seen = layer.full_bias_and_visible()[1] & layer.attention_mask.bool()[:, None, None]
         rows = layer.rows() & seen.any(-1).all(1)  # the output of a row that sees no key has no meaning
         expected = layer.to(torch.float64).reference().output.transpose(1, 2)
-        assert_close(this.attend(call_of(layer))[0][rows], expected[rows], 2e-5)
+        assert_close(this.attend(layer.call())[0][rows], expected[rows], 2e-5)
 
 
 def variants_of(pooling: str, n: int, lengths: tuple[int, ...] = (13, 5, 9)) -> list[dict[str, Case]]:
@@ -105,8 +97,8 @@ def test_additive_biases_are_not_kept_after_their_layer() -> None:
     (variants,) = variants_of("mean", 1)
     for name in ("position bias", "additive minimum", "bool"):
         case = variants[name]
-        this = CalibratedPass(frozenset({0}), case.baskets, case.config, case.strength)
-        this.attend(call_of(case))
+        this = CalibratedPass(frozenset({0}), case.baskets, case.config)
+        this.attend(case.call())
         assert len(this._biases) == (name == "bool")
 
 

@@ -86,7 +86,7 @@ def test_default_scale_and_strength() -> None:
     arguments = (case.query, case.key, case.value, case.baskets)
     by_default = calibrated_attention(*arguments, visible=visible, config=case.config)
     assert torch.equal(by_default.weights, case.reference().weights)
-    stronger = calibrated_attention(*arguments, visible=visible, config=case.config, strength=1.0)
+    stronger = calibrated_attention(*arguments, visible=visible, config=replace(case.config, strength=1.0))
     assert not torch.allclose(stronger.weights, by_default.weights, atol=1e-3)
     assert_close(
         stronger.weights, replace(case, config=replace(case.config, strength=1.0)).reference().weights, FLOAT64

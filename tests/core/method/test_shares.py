@@ -28,8 +28,7 @@ def shares_of(
         torch.tensor([4] * len(lse) if sizes is None else sizes),
         torch.tensor([True] * len(isolated) if seen is None else seen, dtype=torch.bool),
         n_kept=n_kept,
-        config=FairConfig(**settings),  # type: ignore[arg-type]
-        strength=strength,
+        config=FairConfig(strength=strength, **settings),  # type: ignore[arg-type]
     )
 
 
@@ -143,8 +142,8 @@ def test_many_rows_at_once() -> None:
     lse, isolated = torch.randn(3, 2, 5, generator=generator), torch.randn(2, 2, 5, generator=generator)
     sizes = torch.randint(0, 3, (3, 1, 5), generator=generator)
     seen = torch.rand(2, 2, 1, generator=generator) < 0.7
-    config = FairConfig(isolated_share="equal")
-    together = blended_shares(lse, isolated, sizes, seen, n_kept=1, config=config, strength=0.6)
+    config = FairConfig(isolated_share="equal", strength=0.6)
+    together = blended_shares(lse, isolated, sizes, seen, n_kept=1, config=config)
     assert together.baskets.shape == lse.shape
     assert together.isolated.shape == isolated.shape
     for h in range(2):
@@ -156,7 +155,6 @@ def test_many_rows_at_once() -> None:
                 seen[:, h, 0],
                 n_kept=1,
                 config=config,
-                strength=0.6,
             )
             assert torch.allclose(together.baskets[:, h, row], alone.baskets, atol=1e-6)
             assert torch.allclose(together.isolated[:, h, row], alone.isolated, atol=1e-6)

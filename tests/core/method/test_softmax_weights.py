@@ -60,7 +60,6 @@ class WeightsCase:
             self.baskets,
             hidden_below=self.hidden_below,
             config=self.config,
-            strength=self.config.strength,
         )
         return weights
 
@@ -313,9 +312,7 @@ def test_no_second_matrix(pooling: str, mask: str, dtype: torch.dtype) -> None:
     weights = logits.softmax(-1)
     config = FairConfig().resolve(pooling)
     baskets = build_baskets(torch.ones(2, length, dtype=torch.int64), config)
-    peak = peak_memory(
-        lambda: calibrate_weights(weights, logits, baskets, hidden_below=-3e4, config=config, strength=0.5)
-    )
+    peak = peak_memory(lambda: calibrate_weights(weights, logits, baskets, hidden_below=-3e4, config=config))
     # A float32 matrix has 64 MiB. Measured: 0.3 MiB for one row, 0.2 to 6.6 MiB for all rows in blocks of 2 MiB.
     assert 0 < peak < (1 if pooling != "mean" else 8) * 2**20
 
