@@ -50,6 +50,7 @@ SETTINGS = {
     "strength 1": FairConfig(strength=1.0),
     "strength 1, BOS isolated": FairConfig(strength=1.0, isolate="bos"),
     "even chunks": EvenChunks(),
+    "even chunks alone": EvenChunks(strength=1.0),
 }
 PLAIN, PUBLISHED, AVERAGE, BEST = "plain", "published default", "chunk and average", "best chunk"
 WAYS = (PLAIN, *SETTINGS, AVERAGE, BEST)

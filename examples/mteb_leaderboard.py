@@ -14,6 +14,7 @@ Results are kept in the output folder and not computed again, so the script can 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ import pandas as pd
 from transformers.utils import logging as transformers_logging
 
 import mteb_fair
+from mteb_fair.tasks.sources import DATA_VARIABLE
 
 ROW = ["model", "task", "split", "subset", "length"]
 
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> pd.DataFrame:
     if args.no_progress:
         datasets.disable_progress_bars()
         transformers_logging.disable_progress_bar()
+    if args.data_folder is not None:
+        os.environ[DATA_VARIABLE] = str(args.data_folder)
     tasks = mteb_fair.get_tasks(args.tasks, languages=args.languages, domains=args.domains)
     table = add_changes(pd.concat([evaluate(args, tasks, m, s) for m in args.models for s in args.strengths]))
     print(table.to_string(index=False, float_format=lambda value: f"{value:.3f}", na_rep="-"))
@@ -61,9 +65,8 @@ def evaluate(args: argparse.Namespace, tasks: Sequence[mteb.AbsTask], model: str
     table.insert(0, "strength", strength)
     table.insert(0, "model", meta.adapted_from)
     subsets = {(task.metadata.name, subset) for task in tasks for subset in task.hf_subsets}
-    return table[
-        [key in subsets for key in zip(table["task"], table["subset"], strict=True)]
-    ]  # others are on disk, too
+    # Results of other languages are on disk, too.
+    return table[[key in subsets for key in zip(table["task"], table["subset"], strict=True)]]
 
 
 def add_changes(table: pd.DataFrame) -> pd.DataFrame:
@@ -110,6 +113,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--domains", nargs="+", help="domains of PosIR, such as law_judiciary")
     parser.add_argument("--max-seq-length", type=int, help="tokens (default: each model's own; 512 for MiniLM)")
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--data-folder", type=Path, help="local copies of the datasets, instead of the hub's")
     parser.add_argument("--output", type=Path, default=Path("leaderboard"))
     parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
     args = parser.parse_args(arguments)

@@ -199,6 +199,7 @@ def save_picture(evaluations: dict[str, PositionEvaluation], folder: Path) -> Pa
     folder.mkdir(parents=True, exist_ok=True)
     shown = {name: e for name, e in evaluations.items() if not name.startswith("BM25 +")}
     figure = plot_groups(pd.concat([e.groups.assign(name=f"{name} (PSI {e.psi:.2f})") for name, e in shown.items()]))
+    figure.set_size_inches(8, 4)
     figure.axes[0].set_ylim(top=1)
     figure.axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points, not over them
     path = folder / "ndcg_by_position.png"

@@ -24,8 +24,7 @@ from pathlib import Path
 import ray
 
 from fair_calibration import FairConfig, FairSentenceTransformer
-from fair_indexing import assemble_flex
-from fair_indexing.ray_data import build_on_ray
+from fair_indexing import assemble_flex, build_on_ray
 
 
 def main() -> None:
@@ -42,7 +41,7 @@ def main() -> None:
         ),
         args.source,
         args.folder,
-        workers=(1, args.workers),  # it begins with the first worker that there is, and takes more as nodes come
+        workers=args.workers,
         num_cpus=args.cpus,
         num_gpus=args.gpus,
         shard_size=args.shard_size,
@@ -71,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("source", help="a file of JSON lines or Parquet, or a folder of such files, that all nodes see")
     parser.add_argument("folder", help="the output folder, which all nodes see")
     parser.add_argument("--address", default="auto", help="address of the cluster (default: that of this node)")
-    parser.add_argument("--workers", type=int, default=2, help="the most workers (default: 2)")
+    parser.add_argument("--workers", type=int, default=2, help="number of workers (default: 2)")
     parser.add_argument("--cpus", type=float, default=1, help="CPUs of each worker (default: 1)")
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of each worker, 1 on GPU nodes (default: 0)")
     parser.add_argument("--strength", type=float, default=0.5, help="strength of the calibration (default: 0.5)")

@@ -11,17 +11,16 @@ import json
 import os
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 Place = Literal["beginning", "middle", "end"]
 PLACES: tuple[Place, ...] = ("beginning", "middle", "end")
 SEPARATOR = "\n\n"
 """Stands between the passages of a document."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +45,23 @@ class Passage:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionQuery:
-    """A query of one collection: its one relevant document, and the place of the answer's passage in it."""
+    """A query of one collection.
+
+    Attributes:
+        qid: The id of the query, unique over all rotations.
+        query: The text of the query.
+        docno: The id of its one relevant document.
+        place: The place of the answer's passage in that document.
+        index: The number of the place, counted from 0.
+        question: The id of the question, which is the same in all rotations: the unit of resampling.
+    """
 
     qid: str
     query: str
     docno: str
     place: Place
+    index: int
+    question: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,35 +162,44 @@ def build_collections(
             f"passages: {passages_per_document} passages of different articles are needed for one document, got "
             f"{len(passages)} passages of {len({p.article for p in passages})} articles"
         )
+    return rotate_places([[[passage] for passage in group] for group in groups], rest)
+
+
+def rotate_places(
+    groups: Sequence[Sequence[Sequence[Passage]]], rest: Iterable[Passage] = ()
+) -> list[PositionCollection]:
+    """Makes one collection per rotation; what is at place i stands at place (i + r) mod P in rotation r.
+
+    Args:
+        groups: For each document the passages at each of its P places.
+        rest: Passages that are documents of their own, without queries.
+    """
     collections = []
-    for rotation in range(passages_per_document):
+    n_places = len(groups[0])
+    for rotation in range(n_places):
         documents: list[dict[str, str]] = []
         queries: list[PositionQuery] = []
-        for number, group in enumerate([*groups, *([passage] for passage in rest)]):
+        for number, group in enumerate(groups):
             docno = f"r{rotation}d{number:04d}"
-            ordered = rotate(group, rotation)
-            documents.append({"docno": docno, "text": SEPARATOR.join(passage.text for passage in ordered)})
-            if len(group) == 1:
-                continue
-            for index, passage in enumerate(ordered):
-                place = place_of(index, len(ordered))
-                queries += [
-                    PositionQuery(qid=f"r{rotation}{q.id}", query=q.text, docno=docno, place=place)
-                    for q in passage.questions
-                ]
+            ordered = [group[(index - rotation) % n_places] for index in range(n_places)]
+            documents.append({"docno": docno, "text": SEPARATOR.join(p.text for place in ordered for p in place)})
+            queries += [
+                PositionQuery(
+                    qid=f"r{rotation}{question.id}",
+                    query=question.text,
+                    docno=docno,
+                    place="beginning" if index == 0 else "end" if index == n_places - 1 else "middle",
+                    index=index,
+                    question=question.id,
+                )
+                for index, place in enumerate(ordered)
+                for passage in place
+                for question in passage.questions
+            ]
+        for number, passage in enumerate(rest, start=len(groups)):
+            documents.append({"docno": f"r{rotation}d{number:04d}", "text": passage.text})
         collections.append(PositionCollection(documents=tuple(documents), queries=tuple(queries)))
     return collections
-
-
-def rotate(items: Sequence[T], rotation: int) -> list[T]:
-    """Moves every item ``rotation`` places towards the end; those at the end come back at the beginning."""
-    shift = -rotation % len(items)
-    return [*items[shift:], *items[:shift]]
-
-
-def place_of(index: int, n_places: int) -> Place:
-    """Returns the name of place ``index``, counted from 0, among ``n_places``."""
-    return "beginning" if index == 0 else "end" if index == n_places - 1 else "middle"
 
 
 def _group(passages: Sequence[Passage], size: int, seed: int) -> tuple[list[list[Passage]], list[Passage]]:

@@ -1,4 +1,4 @@
-"""Splits texts into sentences by a simple rule, which suffices to take sentences out of passages as queries.
+"""Takes sentences out of passages to use them as queries; a simple rule finds the sentences.
 
 A sentence ends at one of . ! ? or an ellipsis, and the closing quotes and brackets after it, if white space follows and
 then no lowercase letter; at the fullwidth forms of these marks and the ideographic full stop, also without white space;
@@ -8,12 +8,54 @@ Other abbreviations before a capital letter are mistaken for the end of one.
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from fair_evaluation.position_collections import Passage, Question
 
 _END = re.compile(r"""[.!?…]+["'”’»)\]]*\s+|[。！？]+["”’」』）]*\s*|\n[^\S\n]*\n\s*""")  # noqa: RUF001
 _ABBREVIATION = re.compile(
     r"(?<!\w)(?:[^\W\d_]|mr|mrs|ms|dr|prof|st|vs|e\.g|i\.e|cf|fig|vol|pp|approx|ca)\.$", re.IGNORECASE
 )
+
+
+def hold_out_sentences(
+    passages: Iterable[Passage], *, seed: int = 0, min_characters: int = 30, min_sentences: int = 3
+) -> Iterator[Passage]:
+    """Takes one sentence out of each passage and makes it the passage's only question.
+
+    So passages need no questions: the rest of a passage is about the same subject as the sentence taken out of it.
+
+    Args:
+        passages: The passages. Questions that they have are dropped.
+        seed: Seed of the choice of the sentence, which depends on the passage's id and text besides.
+        min_characters: Shorter sentences are not taken.
+        min_sentences: A passage with fewer sentences stays whole and gets no question, as does a passage in which every
+            sentence is too short or occurs twice. Such passages can still fill documents.
+
+    Returns:
+        An iterator over the passages, all of them, with the same ids.
+
+    Raises:
+        ValueError: ``min_sentences`` is below 2.
+    """
+    if min_sentences < 2:
+        raise ValueError(f"min_sentences: expected at least 2, of which one remains, got {min_sentences}")
+    return (_hold_out(passage, seed, min_characters, min_sentences) for passage in passages)
+
+
+def _hold_out(passage: Passage, seed: int, min_characters: int, min_sentences: int) -> Passage:
+    text, spans = passage.text, sentence_spans(passage.text)
+    if len(spans) >= min_sentences:
+        random.Random(f"{seed} {passage.passage_id}").shuffle(spans)
+        for start, end in spans:
+            sentence, rest = text[start:end], (text[:start] + text[end:].lstrip()).strip()
+            if len(sentence) >= min_characters and sentence not in rest:
+                question = Question(id=f"{passage.passage_id}-held-out", text=sentence, answer="", answer_start=0)
+                return replace(passage, text=rest, questions=(question,))
+    return replace(passage, questions=())
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:

@@ -1,23 +1,23 @@
-"""Assembles the shards of a complete build into one index: a pyterrier_dr FlexIndex, a .npy file, or Parquet."""
+"""Assembles the shards of a complete build into one index: a pyterrier_dr FlexIndex, or a .npy file."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fair_indexing.check import RECORD, describe_files
-from fair_indexing.files import new_folder, read_record, remove_parts, seal, sync, synced_file
+from fair_indexing.files import new_folder, read_record, remove_temporary, sync, synced_file, write_record
 from fair_indexing.lock import locked
 from fair_indexing.manifest import Manifest
 from fair_indexing.shards import Completion, ShardFolder
 
-NO_SINGLE = "a FlexIndex cannot hold a single one, as its format of docnos (npids) divides by zero"
+NO_SINGLE = "a FlexIndex cannot hold a single document, as its format of docnos (npids) divides by zero"
 
 
 def assemble_flex(build: str | os.PathLike[str] | ShardFolder, out: str | os.PathLike[str]) -> Path:
@@ -39,16 +39,23 @@ def assemble_flex(build: str | os.PathLike[str] | ShardFolder, out: str | os.Pat
         ImportError: The package npids, which comes with pyterrier_dr, is not installed.
         OSError: The disk is full, or cannot be written.
     """
-    lookup = _npids()
+    try:
+        from npids import Lookup
+    except ImportError as error:
+        raise ImportError("a FlexIndex needs npids: pip install 'fair-calibration[pyterrier]'") from error
     with _assembled(build, out) as (shards, completion, folder):
         if completion.documents < 2:
             raise ValueError(f"build: expected at least 2 documents, {shards.folder} has 1; {NO_SINGLE}")
-        with synced_file(folder / "vecs.f4") as vectors, lookup.builder(folder / "docnos.npids") as docnos:
+        with synced_file(folder / "vecs.f4") as vectors, Lookup.builder(folder / "docnos.npids") as docnos:
             for shard in shards.read_all():
                 vectors.write(np.ascontiguousarray(shard.vectors, dtype="<f4").data)
                 for docno in shard.docnos:
                     docnos.add(docno)
-        _check_lookup(lookup, folder / "docnos.npids", shards)
+        sync(folder / "docnos.npids")
+        with Lookup(folder / "docnos.npids") as stored:
+            for expected, docno in zip(chain.from_iterable(shards.all_docnos()), stored, strict=True):
+                if docno != expected:
+                    raise ValueError(f"docno: npids returned {docno!r} for {expected!r}, so a FlexIndex cannot hold it")
         meta = {
             "type": "dense_index",
             "format": "flex",
@@ -63,7 +70,7 @@ def assemble_flex(build: str | os.PathLike[str] | ShardFolder, out: str | os.Pat
 def assemble_npy(build: str | os.PathLike[str] | ShardFolder, out: str | os.PathLike[str]) -> Path:
     """Assembles ``vectors.npy``, float32 (n, D), and ``docnos.jsonl`` with one JSON string per line, in that order.
 
-    Arguments, result and errors are those of `assemble_flex`, except that npids and its limit play no role.
+    Arguments, result and errors are those of `assemble_flex`, without those about npids.
     """
     with _assembled(build, out) as (shards, completion, folder):
         shape = (completion.documents, completion.dimension)
@@ -74,32 +81,6 @@ def assemble_npy(build: str | os.PathLike[str] | ShardFolder, out: str | os.Path
                 vectors.write(np.ascontiguousarray(shard.vectors, dtype="<f4").data)
                 docnos.writelines(f"{json.dumps(docno, ensure_ascii=False)}\n".encode() for docno in shard.docnos)
     return Path(out)
-
-
-def assemble_parquet(build: str | os.PathLike[str] | ShardFolder, out: str | os.PathLike[str]) -> Path:
-    """Assembles ``vectors.parquet`` with the columns ``docno`` and ``vector`` (D float32), one row group per shard.
-
-    Arguments, result and errors are those of `assemble_flex`, except that npids and its limit play no role.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError("Parquet needs pyarrow: pip install 'fair-calibration[indexing]'") from error
-    with _assembled(build, out) as (shards, completion, folder):
-        kind = pyarrow.list_(pyarrow.float32(), completion.dimension)
-        schema = pyarrow.schema([("docno", pyarrow.string()), ("vector", kind)])
-        path = folder / "vectors.parquet"
-        with pyarrow.parquet.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
-            for shard in shards.read_all():
-                values = pyarrow.array(shard.vectors.reshape(-1))
-                vectors = pyarrow.FixedSizeListArray.from_arrays(values, type=kind)
-                writer.write_table(pyarrow.table([pyarrow.array(shard.docnos), vectors], schema=schema))
-        sync(path)
-    return Path(out)
-
-
-FORMATS: dict[str, Callable[..., Path]] = {"flex": assemble_flex, "npy": assemble_npy, "parquet": assemble_parquet}
 
 
 def read_manifest(index: str | os.PathLike[str]) -> Manifest:
@@ -125,29 +106,10 @@ def _assembled(
     target = Path(out)
     shards.completion()
     if target.exists():
-        raise ValueError(f"out: expected a new folder, {target} exists; remove it or take another one")
+        raise ValueError(f"out: expected a new folder, {target} exists; remove it or use another one")
     with locked(shards.folder):
-        remove_parts(target.parent, target.name)
+        remove_temporary(target.parent, lambda name: name == target.name)
         with new_folder(target) as folder:
-            yield shards, shards.completion(), folder  # again: another process may have gone on with the build
+            yield shards, shards.completion(), folder  # another process may have changed it since
             files = describe_files(folder, sorted(path.name for path in folder.iterdir()))
-            with synced_file(folder / RECORD) as file:
-                file.write(seal({**shards.manifest.to_dict(), "files": files}))
-
-
-def _check_lookup(lookup: Any, path: Path, shards: ShardFolder) -> None:
-    sync(path)
-    with lookup(path) as stored:
-        found = iter(stored)
-        for docnos in shards.all_docnos():
-            for docno in docnos:
-                if (got := next(found, None)) != docno:
-                    raise ValueError(f"docno: npids gave back {got!r} for {docno!r}, so a FlexIndex cannot hold it")
-
-
-def _npids() -> Any:
-    try:
-        from npids import Lookup
-    except ImportError as error:
-        raise ImportError("a FlexIndex needs npids: pip install 'fair-calibration[pyterrier]'") from error
-    return Lookup
+            write_record(folder / RECORD, {**shards.manifest.to_dict(), "files": files})

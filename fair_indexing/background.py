@@ -1,4 +1,4 @@
-"""Calls in another thread that leave no thread behind."""
+"""Runs functions in a second thread that ends after each call."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ R = TypeVar("R")
 
 
 class Background:
-    """Calls functions one after the other, each in a thread of its own, while this one goes on; leaving it waits.
+    """A context manager that runs functions one after the other, each in a new thread, and waits for the last one.
 
-    A thread that has used torch keeps a team of OpenMP threads until it ends. As long as there are more of them than
-    cores, libgomp lets every team sleep where it would wait awake, the one at work in another thread too: with an idle
-    thread that had tokenized, building an index took a sixth longer on two cores.
+    `ThreadPoolExecutor` keeps its thread, and a thread that has used torch keeps OpenMP threads until it ends. If there
+    are more of these than cores, libgomp slows all of them down: with an idle thread that had tokenized, building an
+    index took a sixth longer on two cores.
     """
 
     def __init__(self) -> None:
@@ -29,14 +29,14 @@ class Background:
         self._wait()
 
     def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Calls a function once the thread of the call before has ended, which is waited for here."""
+        """Waits until the previous call has ended, and runs a function in a new thread."""
         self._wait()
         future: Future[R] = Future()
 
         def call() -> None:
             try:
                 future.set_result(function(*args, **kwargs))
-            except BaseException as error:  # whoever asks for the result gets it
+            except BaseException as error:  # raised by Future.result
                 future.set_exception(error)
 
         self._thread = threading.Thread(target=call, name=f"background {getattr(function, '__name__', function)}")
@@ -44,12 +44,6 @@ class Background:
         return future
 
     def _wait(self) -> None:
-        # The garbage collector may leave a forgotten generator's `with` in any thread, this one's own too.
+        # The garbage collector may close an abandoned generator, and so this context, in the background thread itself.
         if self._thread is not None and self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
-
-
-def call_apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Calls a function in a thread of its own and returns what it returns, or raises what it raises."""
-    with Background() as background:
-        return background.submit(function, *args, **kwargs).result()

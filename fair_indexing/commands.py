@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fair_calibration.commands import PROGRAM, Command, positive_int, strength
 
@@ -35,6 +38,13 @@ def add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="where to encode (default: a GPU if there is one)")
     parser.add_argument("--devices", nargs="+", help="several devices, each with its own process: cuda:0 cuda:1")
     parser.add_argument(
+        "--part",
+        type=_part,
+        metavar="I/N",
+        help="encode only part I of N, from 0/N on, beside other processes; a last call without --part completes the "
+        "build",
+    )
+    parser.add_argument(
         "--ray",
         type=positive_int,
         metavar="N",
@@ -52,9 +62,11 @@ def run_build(args: argparse.Namespace) -> None:
         raise ValueError("--plain: a plain model has no --strength and no --config")
     if args.ray is not None and args.devices:
         raise ValueError("--devices: with --ray every worker has one device; give --gpus-per-worker 1")
+    if args.ray is not None and args.part is not None:
+        raise ValueError("--part: --ray divides the build into parts itself; leave --part out")
     from fair_calibration.loading import load_calibrated, load_plain
     from fair_calibration.model_source import find_model
-    from fair_indexing.build import build
+    from fair_indexing.builder import build
     from fair_indexing.pool import check_devices
     from fair_indexing.records import open_source
 
@@ -63,6 +75,7 @@ def run_build(args: argparse.Namespace) -> None:
     if args.device is not None:
         check_devices([args.device], name="--device")
     options = {"max_seq_length": args.max_seq_length, "device": args.device}
+    load_model: Callable[[], Any]
     if args.plain:
         load_model = partial(load_plain, args.model, **options)
     else:
@@ -78,14 +91,14 @@ def run_build(args: argparse.Namespace) -> None:
     }
     if args.ray is None:
         model = load_model()
-        done = build(model, args.source, args.folder, devices=args.devices, **settings)
+        done = build(model, args.source, args.folder, part=args.part, devices=args.devices, **settings)
         if n_truncated := getattr(getattr(model, "counts", None), "truncated", 0):
             print(
                 f"{n_truncated} documents were truncated at {model.max_seq_length} tokens, and what is cut off cannot "
                 "be found; --max-seq-length raises the limit if the model can read more"
             )
     else:
-        from fair_indexing.ray_data import build_on_ray
+        from fair_indexing.ray_build import build_on_ray
 
         done = build_on_ray(
             load_model,
@@ -96,9 +109,19 @@ def run_build(args: argparse.Namespace) -> None:
             num_gpus=args.gpus_per_worker,
             **settings,
         )
-    n = done.completion
-    print(f"{n.documents} vectors of {n.dimension} dimensions in {args.folder}, {done.encoded} of them encoded now")
-    print(f"Next: {PROGRAM} assemble {args.folder} --flex INDEX makes an index for PyTerrier (or --npy, --parquet).")
+    if (n := done.completion) is None:
+        print(f"{done.encoded} vectors encoded now in part {args.part[0]} of {args.part[1]} of {args.folder}")
+        print("Next: after all parts, the same command without --part completes the build.")
+    else:
+        print(f"{n.documents} vectors of {n.dimension} dimensions in {args.folder}, {done.encoded} of them encoded now")
+        print(f"Next: {PROGRAM} assemble {args.folder} --flex INDEX makes an index for PyTerrier (or --npy).")
+
+
+def _part(text: str) -> tuple[int, int]:
+    i, slash, n = text.partition("/")
+    if not (slash and i.isdecimal() and n.isdecimal() and int(i) < int(n)):
+        raise argparse.ArgumentTypeError(f"expected I/N with I from 0 to N - 1, such as 0/4, got {text!r}")
+    return int(i), int(n)
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
@@ -122,8 +145,7 @@ def _index_status(args: argparse.Namespace) -> int:
 
     check_index(args.folder, full=args.verify)
     manifest = read_manifest(args.folder)
-    print(f"model: {manifest.encoder.model} (weights {manifest.encoder.weights})")
-    print(f"settings: {_settings(manifest.encoder.fair_config)}")
+    _print_encoder(manifest.encoder)
     print(f"documents: {manifest.source.get('documents')} in an assembled index")
     print(
         "verified: every byte is as it was written" if args.verify else "complete; --verify compares every byte as well"
@@ -144,10 +166,9 @@ def _build_status(args: argparse.Namespace) -> int:
         entries = list(whole.values())
     else:
         entries = list(shards.entries())
-    encoder, total = shards.manifest.encoder, shards.manifest.source.get("documents")
+    total = shards.manifest.source.get("documents")
     n = sum(entry.count for entry in entries)
-    print(f"model: {encoder.model} (weights {encoder.weights})")
-    print(f"settings: {_settings(encoder.fair_config)}")
+    _print_encoder(shards.manifest.encoder)
     n_shards = len(entries) if total is None else f"{len(entries)} of {-(-total // shards.shard_size)}"
     print(f"documents: {n}{'' if total is None else f' of {total}'} in {n_shards} shards of {shards.shard_size}")
     if unfinished := count_checkpointed(shards.folder):
@@ -166,10 +187,10 @@ def _build_status(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(config: object) -> str:
-    import json
-
-    return "none, the plain model" if config is None else json.dumps(config)
+def _print_encoder(encoder: Any) -> None:
+    config = encoder.fair_config
+    print(f"model: {encoder.model} (weights {encoder.weights})")
+    print(f"settings: {'none, the plain model' if config is None else json.dumps(config)}")
 
 
 def add_assemble(parser: argparse.ArgumentParser) -> None:
@@ -178,23 +199,21 @@ def add_assemble(parser: argparse.ArgumentParser) -> None:
     outputs = parser.add_mutually_exclusive_group(required=True)
     outputs.add_argument("--flex", type=Path, help="a new folder for pyterrier_dr.FlexIndex")
     outputs.add_argument("--npy", type=Path, help="a new folder with vectors.npy and docnos.jsonl")
-    outputs.add_argument("--parquet", type=Path, help="a new folder with vectors.parquet")
 
 
 def run_assemble(args: argparse.Namespace) -> None:
     """Assembles the shards of a complete build into one index."""
-    from fair_indexing.assemble import FORMATS
+    from fair_indexing.assemble import assemble_flex, assemble_npy
 
-    name, out = next((name, out) for name in FORMATS if (out := getattr(args, name)) is not None)
     if not Path(args.folder).is_dir():
         raise ValueError(f"folder: there is no folder {args.folder!r}")
-    FORMATS[name](args.folder, out)
-    opened = {
-        "flex": f"pyterrier_fair.FairIndex({str(out)!r}, FairBiEncoder(MODEL)).retriever() searches it",
-        "npy": f"numpy.load({str(out / 'vectors.npy')!r}, mmap_mode='r') opens the vectors",
-        "parquet": f"pandas.read_parquet({str(out / 'vectors.parquet')!r}) opens it",
-    }
-    print(f"{out} is complete; {args.folder} is no longer needed\nNext: {opened[name]}.")
+    if args.flex is not None:
+        out = assemble_flex(args.folder, args.flex)
+        opened = f"pyterrier_fair.FairIndex({str(out)!r}, FairBiEncoder(MODEL)).retriever() searches it"
+    else:
+        out = assemble_npy(args.folder, args.npy)
+        opened = f"numpy.load({str(out / 'vectors.npy')!r}, mmap_mode='r') opens the vectors"
+    print(f"{out} is complete; {args.folder} is no longer needed\nNext: {opened}.")
 
 
 COMMANDS = (

@@ -1,4 +1,4 @@
-"""The encoding engine: `encode_texts` for lists of texts, and `TextEncoder` for tokenizing and encoding separately."""
+"""`encode_texts`: encodes a list of texts that fits into memory."""
 
 from __future__ import annotations
 
@@ -8,26 +8,9 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from fair_calibration.identity import resolve_normalize
 from fair_calibration.texts import check_texts
 from fair_indexing.stream import WINDOW, cut_windows, encode_windows
-from fair_indexing.text_encoder import (
-    Task,
-    TextEncoder,
-    Vectors,
-    default_tokens_per_batch,
-)
-from fair_indexing.tokenized import TokenizedTexts
-
-__all__ = [
-    "Task",
-    "TextEncoder",
-    "TokenizedTexts",
-    "Vectors",
-    "default_tokens_per_batch",
-    "encode_texts",
-    "resolve_normalize",
-]
+from fair_indexing.text_encoder import Task, TextEncoder, Vectors
 
 
 def encode_texts(

@@ -1,24 +1,23 @@
-"""Files and folders that are whole or not there: written beside their place, synced to the disk, then renamed."""
+"""Files and folders that are either complete or absent: written under a temporary name, forced to the disk, renamed."""
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_PART = ".part"
+_TEMPORARY = ".tmp"
 
 
 class DamagedFileError(ValueError):
-    """A file is not what was written: torn, changed or missing."""
+    """A file is not what was written: cut off, changed or missing."""
 
 
 def digest_bytes(data: Any) -> str:
@@ -38,7 +37,7 @@ def digest_strings(strings: Iterable[str]) -> str:
 
 @contextmanager
 def synced_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new file for writing; it is on the disk at the end."""
+    """Opens a new file for writing, and forces it to the disk at the end."""
     with path.open("xb") as file:
         yield file
         file.flush()
@@ -58,7 +57,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Gives an empty folder that takes ``target``'s name at the end, or is removed after an error.
+    """Yields an empty temporary folder, which is renamed to ``target`` at the end, or removed after an error.
 
     What is written into it must be synced (`synced_file`, `sync`).
 
@@ -66,27 +65,51 @@ def new_folder(target: Path) -> Iterator[Path]:
         OSError: ``target`` is a file or a folder with something in it (checked at the end: another may have been
             faster), or the disk is full.
     """
-    part = _part_of(target)
-    part.mkdir(parents=True)
+    temporary = _temporary(target)
+    temporary.mkdir(parents=True)
     try:
-        yield part
-        sync(part)
-        os.rename(part, target)
+        yield temporary
+        sync(temporary)
+        os.rename(temporary, target)
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync(target.parent)
 
 
-def write_record(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a JSON object with a checksum, in the place of what is there."""
-    part = _part_of(path)
+def write_folder(target: Path, files: Mapping[str, bytes], record_name: str, record: Mapping[str, Any]) -> None:
+    """Writes a folder of files and a record, to which it adds the files' checksums for `read_verified` as ``files``."""
+    record = {**record, "files": {name: digest_bytes(data) for name, data in files.items()}}
+    with new_folder(target) as folder:
+        for name, data in {**files, record_name: seal(record)}.items():
+            with synced_file(folder / name) as file:
+                file.write(data)
+
+
+def read_verified(path: Path, checksum: str) -> bytes:
+    """Reads a file whose checksum was recorded.
+
+    Raises:
+        DamagedFileError: The file is missing, or is not what was written.
+    """
     try:
-        with synced_file(part) as file:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedFileError(f"{path}: the file is missing") from error
+    if digest_bytes(data) != checksum:
+        raise DamagedFileError(f"{path}: the file is damaged, its checksum is not the recorded one")
+    return data
+
+
+def write_record(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON object with a checksum, replacing the file if it exists."""
+    temporary = _temporary(path)
+    try:
+        with synced_file(temporary) as file:
             file.write(seal(values))
-        os.replace(part, path)
+        os.replace(temporary, path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
 
@@ -98,7 +121,7 @@ def seal(values: Mapping[str, Any]) -> bytes:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Reads what `write_record` wrote.
+    """Reads what `write_record` or `seal` wrote.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -110,21 +133,27 @@ def read_record(path: Path) -> dict[str, Any]:
             return values
     except (UnicodeError, ValueError):
         pass
-    raise DamagedFileError(f"{path}: the file is damaged, its checksum is not that of what stands in it")
+    raise DamagedFileError(f"{path}: the file is damaged, its checksum does not fit its contents")
 
 
-def remove_parts(folder: Path, name: str | None = None) -> None:
-    """Removes what killed writers of a file or folder, or of all, have left half-written; none may be at work there."""
-    for part in folder.glob(f".*{_PART}" if name is None else f".{glob.escape(name)}~*{_PART}"):
-        if part.is_dir():
-            shutil.rmtree(part)
-        else:
-            part.unlink()
+def remove_temporary(folder: Path, is_ours: Callable[[str], bool] = lambda _: True) -> None:
+    """Removes the temporary files and folders that killed processes have left in a folder.
+
+    Args:
+        folder: The folder.
+        is_ours: Returns whether no other process can be writing the file or folder of this final name.
+    """
+    for path in folder.glob(f".*~*{_TEMPORARY}"):
+        if is_ours(path.name[1:].rpartition("~")[0]):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
-def _part_of(path: Path) -> Path:
-    # Writers on several machines may write the same file at once.
-    return path.with_name(f".{path.name}~{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}{_PART}")
+def _temporary(path: Path) -> Path:
+    # Processes on several machines may write the same file at the same time.
+    return path.with_name(f".{path.name}~{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}{_TEMPORARY}")
 
 
 def _canonical(values: Mapping[str, Any]) -> bytes:

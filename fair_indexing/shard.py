@@ -1,11 +1,11 @@
-"""One shard on disk: a folder with vectors, docnos and an entry with checksums of both, written whole."""
+"""One shard: a folder with vectors, docnos, and an entry that describes both with their checksums."""
 
 from __future__ import annotations
 
 import errno
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,15 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fair_indexing.files import (
-    DamagedFileError,
-    digest_bytes,
-    digest_strings,
-    new_folder,
-    read_record,
-    seal,
-    synced_file,
-)
+from fair_indexing.files import DamagedFileError, digest_strings, read_record, read_verified, write_folder
 
 _VECTORS, _DOCNOS, _ENTRY = "vectors.npy", "docnos.json", "entry.json"
 _NAMED = 5
@@ -29,16 +21,15 @@ _NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ShardEntry:
-    """What a shard holds.
+    """Describes a shard.
 
     Attributes:
-        start: The place of its first document in the source, from 0.
-        count: How many documents.
-        dimension: D of the vectors.
+        start: The number of its first document in the source, from 0.
+        count: The number of its documents.
+        dimension: D, the dimension of the vectors.
         docnos: The `digest_strings` of the docnos.
         texts: The `digest_strings` of the texts that were encoded.
-        vectors_file: A hash of the file of the vectors.
-        docnos_file: A hash of the file of the docnos.
+        files: The checksum of each file.
     """
 
     start: int
@@ -46,8 +37,7 @@ class ShardEntry:
     dimension: int
     docnos: str
     texts: str
-    vectors_file: str
-    docnos_file: str
+    files: Mapping[str, str]
 
 
 class Shard(NamedTuple):
@@ -60,58 +50,51 @@ class Shard(NamedTuple):
 
 def write_shard(
     path: Path, start: int, docnos: Sequence[str], vectors: npt.NDArray[np.float32], *, texts: Sequence[str]
-) -> ShardEntry:
+) -> None:
     """Writes a shard into a new folder; arguments and errors are those of `ShardFolder.write`."""
     _check(docnos, vectors, texts)
-    files = {_VECTORS: _npy(vectors), _DOCNOS: json.dumps(list(docnos), ensure_ascii=False).encode()}
-    entry = ShardEntry(
-        start=start,
-        count=len(docnos),
-        dimension=int(vectors.shape[1]),
-        docnos=digest_strings(docnos),
-        texts=digest_strings(texts),
-        vectors_file=digest_bytes(files[_VECTORS]),
-        docnos_file=digest_bytes(files[_DOCNOS]),
-    )
+    entry = {
+        "start": start,
+        "count": len(docnos),
+        "dimension": int(vectors.shape[1]),
+        "docnos": digest_strings(docnos),
+        "texts": digest_strings(texts),
+    }
+    files = {_VECTORS: npy_bytes(vectors), _DOCNOS: json.dumps(list(docnos), ensure_ascii=False).encode()}
     try:
-        with new_folder(path) as part:
-            for name, data in {**files, _ENTRY: seal(asdict(entry))}.items():
-                with synced_file(part / name) as file:
-                    file.write(data)
+        write_folder(path, files, _ENTRY, entry)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            error.add_note(f"{path} is not safely written; run the build again to go on after those that are")
+            error.add_note(f"{path} could not be written; run the build again to resume it")
             raise
-        there = read_shard(path).entry  # written by another worker meanwhile
-        if (there.docnos, there.texts) != (entry.docnos, entry.texts):
-            raise ValueError(f"start: {path} holds other documents; remove the folder to build anew") from None
-        return there
-    return entry
+        existing = asdict(read_shard(path).entry)  # another process has written it meanwhile
+        if any(existing[key] != entry[key] for key in ("docnos", "texts")):
+            raise ValueError(f"start: {path} holds other documents; remove the folder to start again") from None
 
 
 def read_shard(path: Path) -> Shard:
     """Reads and verifies a shard.
 
     Raises:
-        DamagedFileError: A file of it is not what was written.
+        DamagedFileError: One of its files is missing, or is not what was written.
     """
     entry = read_entry(path)
-    vectors = np.load(io.BytesIO(_read(path / _VECTORS, entry.vectors_file)), allow_pickle=False)
+    vectors = np.load(io.BytesIO(read_verified(path / _VECTORS, entry.files[_VECTORS])), allow_pickle=False)
     return Shard(entry, read_docnos(path, entry), vectors)
 
 
 def read_entry(path: Path) -> ShardEntry:
-    """Reads the entry of a shard; its vectors and docnos are not verified.
+    """Reads the entry of a shard, without verifying its vectors and docnos.
 
     Raises:
-        DamagedFileError: It is not what was written.
+        DamagedFileError: The entry is missing, or is not what was written.
     """
     try:
         entry = ShardEntry(**read_record(path / _ENTRY))
     except FileNotFoundError as error:
         raise DamagedFileError(f"{path}: the shard is damaged, it has no {_ENTRY}") from error
     if entry.start != int(path.name):
-        raise DamagedFileError(f"{path}: the shard is another one's, it starts at {entry.start}")
+        raise DamagedFileError(f"{path}: the folder holds another shard, which starts at {entry.start}")
     return entry
 
 
@@ -119,10 +102,17 @@ def read_docnos(path: Path, entry: ShardEntry) -> list[str]:
     """Reads and verifies the docnos of a shard.
 
     Raises:
-        DamagedFileError: They are not what was written.
+        DamagedFileError: The file is missing, or is not what was written.
     """
-    docnos: list[str] = json.loads(_read(path / _DOCNOS, entry.docnos_file))
+    docnos: list[str] = json.loads(read_verified(path / _DOCNOS, entry.files[_DOCNOS]))
     return docnos
+
+
+def npy_bytes(vectors: npt.NDArray[np.float32]) -> bytes:
+    """Returns the content of a ``.npy`` file."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(vectors), allow_pickle=False)
+    return buffer.getvalue()
 
 
 def _check(docnos: Sequence[str], vectors: Any, texts: Sequence[str]) -> None:
@@ -140,19 +130,3 @@ def _check(docnos: Sequence[str], vectors: Any, texts: Sequence[str]) -> None:
             f"vectors: {int((~finite).sum())} of {len(docnos)} documents have NaN or infinite values "
             f"(docno {', '.join(map(repr, named))}); use float32 or bfloat16 if the model is in float16"
         )
-
-
-def _npy(vectors: npt.NDArray[np.float32]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(vectors), allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _read(path: Path, digest: str) -> bytes:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise DamagedFileError(f"{path}: the file is missing") from error
-    if digest_bytes(data) != digest:
-        raise DamagedFileError(f"{path}: the file is damaged, its checksum is not that of its entry")
-    return data

@@ -1,8 +1,7 @@
-"""The folder of a build: the vectors of a collection in shards, written in any order, each complete or absent.
+"""The folder of a build: the vectors of a collection in shards, each of which is either complete or absent.
 
-A build folder holds ``manifest.json``, a folder per shard, named by the place of its first document in the source,
-and at the end ``complete.json``. A shard holds ``vectors.npy`` (float32), ``docnos.json`` and, with checksums of both,
-``entry.json``.
+A build folder holds ``manifest.json``, in ``shards`` a folder for each shard, named by the number of its first
+document, and at the end ``complete.json``. `fair_indexing.shard` describes the files of a shard.
 """
 
 from __future__ import annotations
@@ -11,25 +10,27 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fair_indexing.checkpoints import remove_all_checkpoints, remove_checkpoints, repair_checkpoints
+from fair_indexing import checkpoints
 from fair_indexing.duplicates import DocnoHashes
-from fair_indexing.files import DamagedFileError, read_record, remove_parts, sync, write_record
+from fair_indexing.files import DamagedFileError, read_record, remove_temporary, sync, write_record
+from fair_indexing.lock import Part
 from fair_indexing.manifest import Manifest
 from fair_indexing.shard import Shard, ShardEntry, read_docnos, read_entry, read_shard, write_shard
 
 _MANIFEST, _COMPLETE, _SHARDS = "manifest.json", "complete.json", "shards"
 _NAMED = 5
-_GO_ON = "run it again to resume it"
+_RESUME = "run it again to resume it"
 
 
 class IncompleteBuildError(ValueError):
-    """Shards are missing, or the build has not ended."""
+    """Shards are missing, or the build has not been finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Completion:
 
 
 class ShardFolder:
-    """Reads and writes the folder of a build. Several processes and machines may write at the same time."""
+    """Reads and writes the folder of a build. Several processes and machines may write shards at the same time."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Opens the folder of a build, changing nothing.
@@ -59,18 +60,17 @@ class ShardFolder:
 
     @classmethod
     def create(cls, folder: str | os.PathLike[str], manifest: Manifest) -> ShardFolder:
-        """Begins a build in an empty or a new folder. The caller holds the folder's lock.
+        """Begins a build in an empty or a new folder. No other process may write the folder.
 
         Raises:
             ValueError: The folder is not empty.
         """
         path = Path(folder)
-        remove_parts(path, _MANIFEST)
-        if held := sorted(p.name for p in path.iterdir() if not p.name.startswith(".")) if path.exists() else []:
-            raise ValueError(f"folder: expected an empty or a new one, {path} holds {held[:_NAMED]}")
         path.mkdir(parents=True, exist_ok=True)
-        write_record(path / _MANIFEST, manifest.to_dict())  # first, as it makes the folder a build's
-        (path / _SHARDS).mkdir()
+        remove_temporary(path, lambda name: name == _MANIFEST)
+        if names := sorted(p.name for p in path.iterdir() if not p.name.startswith(".")):
+            raise ValueError(f"folder: expected an empty or a new one, {path} holds {names[:_NAMED]}")
+        write_record(path / _MANIFEST, manifest.to_dict())
         return cls(path)
 
     @staticmethod
@@ -78,28 +78,23 @@ class ShardFolder:
         """Returns whether a folder holds a build, complete or not."""
         return (Path(folder) / _MANIFEST).exists()
 
-    def begin_anew(self, manifest: Manifest) -> None:
-        """Replaces the manifest while there are no shards. The caller holds the folder's lock.
+    def replace_manifest(self, manifest: Manifest) -> None:
+        """Replaces the manifest of a build that has no shards yet. No other process may write the folder.
 
         Raises:
             ValueError: There are shards, which were encoded with the present manifest.
         """
         if starts := self.starts():
-            raise ValueError(f"manifest: {self.folder} holds {_shards(starts)} of the one that is there; remove them")
+            raise ValueError(f"manifest: {self.folder} holds {_shards(starts)} of the present one; remove them")
+        if replace(self.manifest, source=manifest.source) != manifest:
+            self._remove_checkpoints()
         self._reopen()
-        old = self.manifest
-        if (old.encoder, old.shard_size, old.environment) != (
-            manifest.encoder,
-            manifest.shard_size,
-            manifest.environment,
-        ):
-            remove_all_checkpoints(self.folder)
         self._write_manifest(manifest)
 
     def note_documents(self, documents: int | None) -> None:
         """Writes the number of documents of the source, None if it is unknown, into the manifest.
 
-        A complete build becomes incomplete if the number changes. The caller holds the folder's lock.
+        A complete build becomes incomplete if the number changes.
         """
         if self.manifest.source.get("documents") != documents:
             self._reopen()
@@ -108,25 +103,26 @@ class ShardFolder:
 
     @property
     def shard_size(self) -> int:
-        """Documents per shard; only the last one may have fewer."""
+        """The number of documents in a shard; only the last one may have fewer."""
         return self.manifest.shard_size
 
     def write(
         self, start: int, docnos: Sequence[str], vectors: npt.NDArray[np.float32], *, texts: Sequence[str]
-    ) -> ShardEntry:
-        """Writes one shard, which is on the disk when this returns, and never there in part.
+    ) -> None:
+        """Writes one shard, which is on the disk when this returns, and never visible before it is complete.
 
-        If the shard exists already with the same records, it is kept, so that two workers may encode the same one. A
-        new shard makes a complete build incomplete, as its documents were not known before.
+        A shard of the same documents that exists already is kept. A new shard makes a complete build incomplete, as
+        its documents were not known before.
 
         Args:
-            start: The place of its first document in the source, a multiple of the shard size.
+            start: The number of its first document in the source, a multiple of the shard size.
             docnos: The docnos.
             vectors: float32 (n, D).
             texts: The texts that were encoded.
 
         Raises:
-            ValueError: They do not fit together, a vector is not finite, or there is a shard of other records.
+            ValueError: The arguments do not fit together, a vector is not finite, or the shard exists with other
+                documents.
             TypeError: ``vectors`` are not float32.
             OSError: The disk is full, or cannot be written.
         """
@@ -138,73 +134,93 @@ class ShardFolder:
             self._reopen()
         if start + len(docnos) > (self.manifest.source.get("documents") or math.inf):
             self.note_documents(None)  # a stream is longer than the source was
-        entry = write_shard(self._path(start), start, docnos, vectors, texts=texts)
-        remove_checkpoints(self.folder, start, self.shard_size)
-        return entry
+        write_shard(self._path(start), start, docnos, vectors, texts=texts)
+        checkpoints.remove_checkpoints(self.folder, start, self.shard_size)
 
     def read(self, start: int) -> Shard:
         """Reads and verifies one shard.
 
         Raises:
-            IncompleteBuildError: It is not there.
+            IncompleteBuildError: It does not exist.
             DamagedFileError: It is not what was written.
         """
         return read_shard(self._existing(start))
 
     def starts(self) -> list[int]:
-        """Returns the start of each existing shard in ascending order, without verifying them."""
+        """Returns the first document of each existing shard in ascending order, without verifying the shards."""
         shards = self.folder / _SHARDS
         return sorted(int(path.name) for path in shards.iterdir() if path.name.isdecimal()) if shards.exists() else []
 
+    def entry(self, start: int) -> ShardEntry:
+        """Reads the entry of one shard, without verifying its vectors; errors are those of `read`."""
+        return read_entry(self._existing(start))
+
     def entries(self) -> Iterator[ShardEntry]:
-        """Yields the entries of the existing shards in order, without verifying their vectors.
+        """Yields the entries of the existing shards in order, as `entry` reads them."""
+        return map(self.entry, self.starts())
 
-        Raises:
-            DamagedFileError: An entry is not what was written.
-        """
+    def readable_entries(self) -> dict[int, ShardEntry]:
+        """Returns the entries by their first document, without those that are damaged or just being replaced."""
+        entries = {}
         for start in self.starts():
-            yield read_entry(self._existing(start))
+            with suppress(DamagedFileError, IncompleteBuildError):
+                entries[start] = self.entry(start)
+        return entries
 
-    def verify(self) -> tuple[dict[int, ShardEntry], list[str]]:
-        """Reads and verifies every shard.
+    def verify(self, part: Part | None = None) -> tuple[dict[int, ShardEntry], list[str]]:
+        """Reads and verifies the shards.
+
+        Args:
+            part: The part of the build whose shards are read; None for all.
 
         Returns:
-            The entries of the undamaged shards by their start, and for each damaged shard a line that says what is
-            wrong.
+            The entries of the undamaged shards by their first document, and for each damaged shard a line that says
+            what is wrong.
         """
-        whole, damaged = {}, []
+        undamaged, damaged = {}, []
         for start in self.starts():
-            try:
-                whole[start] = self.read(start).entry
-            except DamagedFileError as error:
-                damaged.append(str(error))
-        return whole, damaged
+            if self.belongs(start, part):
+                try:
+                    undamaged[start] = self.read(start).entry
+                except DamagedFileError as error:
+                    damaged.append(str(error))
+        return undamaged, damaged
 
-    def repair(self) -> tuple[dict[int, ShardEntry], list[str]]:
-        """Removes damaged shards and what killed writers left behind. The caller holds the folder's lock.
+    def belongs(self, start: int, part: Part | None) -> bool:
+        """Returns whether the shard from document ``start`` on belongs to a part (i, n) of the build."""
+        return part is None or start // self.shard_size % part[1] == part[0]
+
+    def repair(self, part: Part | None = None) -> tuple[dict[int, ShardEntry], list[str]]:
+        """Removes damaged shards and what killed processes have left. The caller has locked the folder or the part.
+
+        Args:
+            part: The part of the build to repair; None for all.
 
         Returns:
             The same as `verify`.
         """
-        shards = self.folder / _SHARDS
-        shards.mkdir(exist_ok=True)
-        remove_parts(self.folder)
-        remove_parts(shards)
-        whole, damaged = self.verify()
-        try:
-            self.completion()
-        except IncompleteBuildError:
-            self._reopen()
-        except DamagedFileError as error:
-            damaged.append(str(error))
+        shards, unfinished = self.folder / _SHARDS, self.folder / checkpoints.FOLDER
+        if part is None:
+            remove_temporary(self.folder)
+        for folder in (shards, unfinished):
+            remove_temporary(folder, lambda name: self.belongs(int(name.partition("-")[0]), part))
+        undamaged, damaged = self.verify(part)
+        if part is None:
+            try:
+                self.completion()
+            except IncompleteBuildError:
+                self._reopen()
+            except DamagedFileError as error:
+                damaged.append(str(error))
         if damaged:
             self._reopen()
-        for start in set(self.starts()) - set(whole):
-            shutil.rmtree(self._path(start))
-        if damaged:
-            sync(shards)
-        repair_checkpoints(self.folder, ((entry.start, entry.count) for entry in whole.values()))
-        return whole, damaged
+            for start in self.starts():
+                if self.belongs(start, part) and start not in undamaged:
+                    shutil.rmtree(self._path(start))
+                    sync(shards)
+        for entry in undamaged.values():
+            checkpoints.remove_checkpoints(self.folder, entry.start, entry.count)
+        return undamaged, damaged
 
     def finish(self, documents: int) -> Completion:
         """Marks the build as complete.
@@ -213,8 +229,8 @@ class ShardFolder:
             documents: The number of documents of the source.
 
         Raises:
-            IncompleteBuildError: Shards are missing, too many, or of other sizes than the source asks for.
-            ValueError: There are no documents, two shards share a docno, or the dimensions differ.
+            IncompleteBuildError: Shards are missing, or do not fit the number of documents.
+            ValueError: There are no documents, two documents have the same docno, or the dimensions differ.
         """
         if documents < 1:
             raise ValueError(f"documents: expected at least one, got {documents}")
@@ -226,7 +242,7 @@ class ShardFolder:
         if extra := sorted(entries.keys() - expected.keys()):
             raise IncompleteBuildError(f"{self.folder}: the source has {documents} documents, {_shards(extra)} beyond")
         if odd := [start for start, count in expected.items() if entries[start].count != count]:
-            raise IncompleteBuildError(f"{self.folder}: {_shards(odd)} of another size than the source asks for")
+            raise IncompleteBuildError(f"{self.folder}: {_shards(odd)} have another size than the source requires")
         if len(dimensions := {entry.dimension for entry in entries.values()}) > 1:
             raise ValueError(f"{self.folder}: expected vectors of one dimension, got {sorted(dimensions)}")
         hashes = DocnoHashes()
@@ -234,7 +250,7 @@ class ShardFolder:
             docnos = read_docnos(self._path(entry.start), entry)
             hashes.add(docnos, entry.start, locate=lambda number: f"{self.folder}, document {number}")
         self.note_documents(documents)
-        remove_all_checkpoints(self.folder)
+        self._remove_checkpoints()
         completion = Completion(documents=documents, dimension=dimensions.pop(), shards=len(expected))
         write_record(self.folder / _COMPLETE, asdict(completion))
         return completion
@@ -243,7 +259,7 @@ class ShardFolder:
         """Returns the size of the complete build.
 
         Raises:
-            IncompleteBuildError: The build has not ended, or shards were added or removed since then.
+            IncompleteBuildError: The build has not been finished, or shards were added or removed since then.
             DamagedFileError: The file that marks the build as complete is damaged.
         """
         starts = self.starts()
@@ -253,7 +269,7 @@ class ShardFolder:
             total = self.manifest.source.get("documents")
             of = f" of {-(-total // self.shard_size)}" if total else ""
             raise IncompleteBuildError(
-                f"{self.folder}: the build is not complete, {len(starts)}{of} shards are there; {_GO_ON}"
+                f"{self.folder}: the build is not complete, {len(starts)}{of} shards exist; {_RESUME}"
             ) from None
         expected = range(0, completion.documents, self.shard_size)
         for odd, what in (
@@ -261,24 +277,29 @@ class ShardFolder:
             (sorted(set(starts) - set(expected)), f"beyond the {completion.documents} documents that it ended with"),
         ):
             if odd:
-                raise IncompleteBuildError(f"{self.folder}: the build is not complete, {_shards(odd)} {what}; {_GO_ON}")
+                raise IncompleteBuildError(
+                    f"{self.folder}: the build is not complete, {_shards(odd)} {what}; {_RESUME}"
+                )
         return completion
 
     def read_all(self) -> Iterator[Shard]:
         """Yields the shards of a complete build in the order of the source, verified.
 
         Raises:
-            IncompleteBuildError: It is not complete, or a shard is missing.
+            IncompleteBuildError: The build is not complete.
             DamagedFileError: A shard is not what was written.
         """
         for start in range(0, self.completion().documents, self.shard_size):
             yield self.read(start)
 
     def all_docnos(self) -> Iterator[list[str]]:
-        """Yields the docnos of the shards, as `read_all` does."""
+        """Yields the docnos of each shard of a complete build, as `read_all` yields the shards."""
         for start in range(0, self.completion().documents, self.shard_size):
-            path = self._existing(start)
-            yield read_docnos(path, read_entry(path))
+            yield read_docnos(self._path(start), self.entry(start))
+
+    def _remove_checkpoints(self) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.folder / checkpoints.FOLDER)
 
     def _reopen(self) -> None:
         """Removes the marker of a complete build; it is gone from the disk when this returns."""

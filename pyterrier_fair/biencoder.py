@@ -27,7 +27,8 @@ from fair_calibration.prompts import query_prompt
 from fair_calibration.settings import Settings, SettingsAttributes, choose_settings, setting_names
 from fair_calibration.texts import check_texts
 from fair_calibration.validation import validate_positive_int
-from fair_indexing.encode import Task, TextEncoder, encode_texts
+from fair_indexing.encode import encode_texts
+from fair_indexing.text_encoder import Task, TextEncoder
 from pyterrier_fair.columns import encode_column, encode_records, read_records
 
 _ENCODING = ("max_seq_length", "normalize", "batch_size", "text_field", "verbose", "device")

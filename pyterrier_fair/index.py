@@ -14,9 +14,10 @@ from pyterrier_dr import FlexIndex
 
 from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
 from fair_indexing.assemble import NO_SINGLE, assemble_flex, read_manifest
-from fair_indexing.build import SourceChangedError, build
+from fair_indexing.builder import build
 from fair_indexing.check import RECORD, check_index
 from fair_indexing.lock import locked
+from fair_indexing.pending import SourceChangedError
 from fair_indexing.records import Source, open_source
 from fair_indexing.shards import ShardFolder
 from pyterrier_fair.biencoder import FairBiEncoder, FairQueryEncoder

@@ -22,7 +22,8 @@ class EvenChunks:
 
     Attributes:
         strength: A number in [0, 1], the weight of the joined vector against the plain model's vector of the whole
-            document: 0 is the plain model.
+            document: 0 is the plain model, and 1 saves encoding the document as a whole. Documents that do not fit into
+            one input of the model have no vector as a whole, and get the joined vector alone.
         chunk_size: The largest number of tokens in a chunk, without special tokens and prompt. Documents that fit into
             one chunk are encoded by the plain model.
         unit_size: With mean pooling, the number of tokens in each of the parts that the vector is to be similar to.
@@ -30,10 +31,10 @@ class EvenChunks:
         ridge: A number above 0: how much the mean of the parts is preferred to equal similarity.
     """
 
-    strength: float = 1.0
+    strength: float = 0.8
     chunk_size: int = 128
     unit_size: int = 32
-    ridge: float = 0.3
+    ridge: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strength", validate_strength(self.strength))

@@ -101,35 +101,47 @@ class ChunkEncoder:
         """Returns how many documents are cut into chunks, fit into one chunk, or are encoded plainly, at a strength."""
         if strength > 0:
             return DocumentCounts(calibrated=sum(self._is_long), too_short=len(self._is_long) - sum(self._is_long))
-        truncated = sum(n + sum(self._frame) > self._limit for n in self._n_content)
+        truncated = sum(not self._fits(n) for n in self._n_content)
         return DocumentCounts(plain=len(self._n_content), truncated=truncated)
 
     def encode(self, strength: float) -> Tensor:
-        """Returns the documents' vectors, (B, D): of long ones ``(1 - strength) * plain + strength * joined``."""
-        chunked = [i for i, cut in enumerate(self._is_long) if cut and strength > 0]
-        plain = [i for i, cut in enumerate(self._is_long) if not cut or strength < 1]
+        """Returns the documents' vectors, (B, D).
+
+        They are ``(1 - strength) * whole + strength * joined``, of documents in one chunk the whole alone and, unless
+        the strength is 0, of documents that do not fit into one input the joined vector alone.
+        """
+        weights = [strength if cut else 0.0 for cut in self._is_long]  # of the joined vectors
+        if strength > 0:
+            weights = [w if self._fits(n) else 1.0 for w, n in zip(weights, self._n_content, strict=True)]
+        whole = [i for i, weight in enumerate(weights) if weight < 1]
+        chunked = [i for i, weight in enumerate(weights) if weight > 0]
         parts = []
-        if plain:
-            rows = tuple(Row(i, *self._kept(self._n_content[i])) for i in plain)
-            parts.append((plain, self._pooled(rows), [1 - strength if self._is_long[i] else 1.0 for i in plain]))
+        if whole:
+            rows = tuple(Row(i, *self._kept(self._n_content[i])) for i in whole)
+            parts.append((whole, self._pooled(rows), [1 - weights[i] for i in whole]))
         if chunked:
-            parts.append((chunked, self._join(chunked), [strength] * len(chunked)))
+            parts.append((chunked, self._join(chunked), [weights[i] for i in chunked]))
         vectors = parts[0][1].new_zeros(len(self._n_content), parts[0][1].shape[1])
-        for documents, part, weights in parts:
+        for documents, part, share in parts:
             index = torch.tensor(documents, device=vectors.device)
-            scaled = part * torch.tensor(weights, dtype=part.dtype, device=part.device)[:, None]
+            scaled = part * torch.tensor(share, dtype=part.dtype, device=part.device)[:, None]
             vectors = vectors.index_add(0, index, scaled)
         return vectors
 
+    def _fits(self, n_tokens: int) -> bool:
+        """Returns whether a document of so many content tokens is one input of the model, without truncation."""
+        return n_tokens + sum(self._frame) <= self._limit
+
     def _kept(self, n_tokens: int) -> tuple[int, int]:
         """Returns the range of a document's content that the plain model reads, which truncates it."""
-        room = max(0, self._limit - sum(self._frame))
-        if n_tokens > room and self._cuts_start:
+        if self._fits(n_tokens):
+            return 0, n_tokens
+        if self._cuts_start:
             raise ValueError(
-                "strength: below 1, the plain vector of a document that is too long is needed as well, but truncation "
-                "at the start (truncation_side='left') is not done here; use strength=1, or 0 from the beginning"
+                "strength: these features hold a whole document that is too long for the plain model, and truncation "
+                "at the start (truncation_side='left') is not done here; give preprocess strength=0 as well"
             )
-        return 0, min(n_tokens, room)
+        return 0, max(0, self._limit - sum(self._frame))
 
     def _join(self, documents: list[int]) -> Tensor:
         config = self._config

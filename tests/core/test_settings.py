@@ -16,7 +16,7 @@ from fair_calibration.settings import (
 
 def test_presets() -> None:
     assert set(PRESETS) == {"published", "full", "self_preserved", "even_chunks"}
-    assert PRESETS["even_chunks"] == EvenChunks(strength=1.0, chunk_size=128, unit_size=32, ridge=0.3)
+    assert PRESETS["even_chunks"] == EvenChunks(strength=0.8, chunk_size=128, unit_size=32, ridge=1.0)
     assert PRESETS["published"] == FairConfig()
     full, preserved = PRESETS["full"], PRESETS["self_preserved"]
     assert full == FairConfig(strength=1.0, isolated_share="equal")

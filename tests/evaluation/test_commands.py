@@ -79,15 +79,38 @@ def test_underflow(model: str, texts: str, tmp_path: Path) -> None:
 
 def test_probes(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     passages, output = tmp_path / "passages.jsonl", tmp_path / "probes.jsonl"
-    rows = [{"text": f"{text}.", "name": f"title {i}"} for i, text in enumerate(documents([20, 20, 20, 20]))]
+    rows = [
+        {
+            "article": f"a{i}",
+            "passage_id": f"p{i}",
+            "text": text,
+            "questions": [{"id": f"q{i}", "text": f"question {i}", "answer": text[:3], "answer_start": 0}],
+        }
+        for i, text in enumerate(documents([30, 30, 30, 30]))
+    ]
     passages.write_text("\n".join(map(json.dumps, rows)))
-    settings = ["--title", "name", "--length", "60", "--places", "2", "--quiet"]
-    main(["probes", model, str(passages), str(output), *settings])
+    settings = ["--length", "60", "--places", "2"]
+    assert main(["probes", model, str(passages), str(output), "--questions", *settings]) == 0
     assert capsys.readouterr().out.startswith(f"4 documents in {output}, 2 in each of 2 rotations\n")
     probes = [json.loads(line) for line in output.read_text().splitlines()]
     assert sorted(query["query"] for probe in probes for query in probe["queries"]) == sorted(
-        2 * [r["name"] for r in rows]
+        2 * [f"question {i}" for i in range(4)]
     )
+    assert set(probes[0]) == {"docno", "text", "rotation", "queries"}
+
+
+def test_probes_of_passages_without_questions(model: str, tmp_path: Path) -> None:
+    passages, output = tmp_path / "passages.txt", tmp_path / "probes.jsonl"
+    sentences = [" ".join(f"Passage {i} has sentence {n} about animals." for n in range(4)) for i in range(24)]
+    passages.write_text("\n".join(sentences))
+    assert main(["probes", model, str(passages), str(output), "--length", "200", "--places", "2"]) == 0
+    probes = [json.loads(line) for line in output.read_text().splitlines()]
+    assert {probe["rotation"] for probe in probes} == {0, 1}
+    for probe in probes:
+        assert len(probe["queries"]) == 2
+        for query in probe["queries"]:
+            assert query["query"] not in probe["text"]
+            assert any(query["query"] in passage for passage in sentences)
 
 
 def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +128,12 @@ def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Returns the one line that a command with wrong arguments prints."""
     capsys.readouterr()
-    assert main([*arguments, *([] if arguments[0] in ("evaluate", "underflow") else ["--quiet"])]) == 2
+    arguments = [*arguments, *([] if arguments[0] in ("evaluate", "probes", "underflow") else ["--quiet"])]
+    try:
+        status = main(arguments)
+    except SystemExit as stop:  # wrong arguments
+        status = stop.code
+    assert status == 2
     *others, line = capsys.readouterr().err.strip().splitlines()
     assert not any("Traceback" in other for other in others)
     assert line.startswith(f"fair-calibration {arguments[0]}: error: ")
@@ -168,12 +196,6 @@ def test_baskets_of_documents_of_mixed_length(model: str, tmp_path: Path, capsys
     assert main([*arguments, "--quiet"]) == 0
     assert "Overall, in the 2 documents of 4 baskets" in capsys.readouterr().out
     assert plot.exists()
-    assert main([*arguments, "--baskets", "2", "--quiet"]) == 0
-    plot.unlink()
-    assert "--baskets: there are documents of [2, 3, 4] baskets, none of 9" in fails(
-        [*arguments, "--baskets", "9"], capsys
-    )
-    assert not plot.exists()
 
 
 def test_settings(model: str, texts: str, capsys: pytest.CaptureFixture[str]) -> None:

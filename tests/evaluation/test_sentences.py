@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fair_evaluation.sentences import sentence_spans
+from fair_evaluation.position_collections import Passage, Question, load_passages
+from fair_evaluation.sentences import hold_out_sentences, sentence_spans
 
 
 def split(text: str) -> list[str]:
@@ -50,3 +51,77 @@ def test_nothing_but_white_space_is_lost(text: str) -> None:
         "".join(text[a:b].split()) for a, b in spans
     ) == "".join(text.split())
     assert all(text[a:b] == text[a:b].strip() != "" for a, b in spans)
+
+
+SENTENCES = [
+    "The first sentence is about the bees of the north.",
+    "The second sentence is about their dances.",
+    "Short.",
+    "The fourth sentence is about the sun and clouds.",
+]
+
+
+def passage(*sentences: str, name: str = "p") -> Passage:
+    return Passage(
+        article="A",
+        passage_id=name,
+        text=" ".join(sentences),
+        questions=(Question(id="old", text="old?", answer="", answer_start=0),),
+    )
+
+
+class TestHoldingOut:
+    def test_one_sentence_is_taken_out(self) -> None:
+        taken = set()
+        for seed in range(20):
+            (held,) = hold_out_sentences([passage(*SENTENCES)], seed=seed)
+            (asked,) = held.questions
+            assert held.text == " ".join(s for s in SENTENCES if s != asked.text)
+            assert (asked.id, asked.answer) == ("p-held-out", "")
+            assert (held.article, held.passage_id) == ("A", "p")
+            taken.add(asked.text)
+        assert taken == {s for s in SENTENCES if len(s) >= 30}
+
+    def test_the_choice_depends_on_nothing_but_seed_and_passage(self) -> None:
+        one, two = passage(*SENTENCES, name="one"), passage(*SENTENCES, name="two")
+        assert list(hold_out_sentences([one, two])) == list(hold_out_sentences([two, one]))[::-1]
+        many = [passage(*SENTENCES, name=str(i)) for i in range(20)]
+        assert list(hold_out_sentences(many)) != list(hold_out_sentences(many, seed=1))
+
+    def test_a_sentence_that_stands_twice_is_not_taken(self) -> None:
+        twice = passage(SENTENCES[0], SENTENCES[1], SENTENCES[0])
+        for seed in range(10):
+            (held,) = hold_out_sentences([twice], seed=seed)
+            assert held.questions[0].text == SENTENCES[1]
+
+    @pytest.mark.parametrize("sentences", [SENTENCES[:2], ["Short."] * 5, [SENTENCES[0]] * 4])
+    def test_passages_that_have_none_stay_whole(self, sentences: list[str]) -> None:
+        (held,) = hold_out_sentences([passage(*sentences)])
+        assert (held.text, held.questions) == (" ".join(sentences), ())
+
+    def test_limits(self) -> None:
+        assert next(hold_out_sentences([passage(*SENTENCES[:2])], min_sentences=2)).questions
+        assert not next(hold_out_sentences([passage(*SENTENCES)], min_characters=60)).questions
+        with pytest.raises(ValueError, match="min_sentences: expected at least 2, of which one remains, got 1"):
+            hold_out_sentences([], min_sentences=1)
+
+    def test_the_embedded_passages(self) -> None:
+        whole = {p.passage_id: p.text for p in load_passages()}
+        held = list(hold_out_sentences(load_passages()))
+        assert sum(len(p.questions) for p in held) == len(whole)
+        texts = "\n".join(p.text for p in held)
+        for p in held:
+            assert p.questions[0].text in whole[p.passage_id]
+            assert p.questions[0].text not in texts
+
+    @given(
+        st.lists(st.sampled_from(["Aa bb.", "Cc dd ee!", "Ff?", "Gg。", "hh"]), max_size=8),
+        st.sampled_from([" ", "\n", "\n\n"]),
+    )
+    def test_nothing_else_is_lost(self, sentences: list[str], separator: str) -> None:
+        text = separator.join(sentences) or "x"
+        (held,) = hold_out_sentences([Passage(article="A", passage_id="p", text=text, questions=())], min_characters=1)
+        assert sorted("".join((held.text + "".join(q.text for q in held.questions)).split())) == sorted(
+            "".join(text.split())
+        )
+        assert all(q.text not in held.text for q in held.questions)

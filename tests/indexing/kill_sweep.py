@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fair_calibration import FairConfig, FairSentenceTransformer
 from fair_indexing import checkpoints
-from fair_indexing.build import Build, build
+from fair_indexing.builder import Build, build
 from fair_indexing.lock import FolderInUseError
 from fair_indexing.shards import IncompleteBuildError, ShardFolder
 from tests.core.tiny_models import documents

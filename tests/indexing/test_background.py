@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from fair_indexing.background import Background, call_apart
+from fair_indexing.background import Background
 
 
 def test_one_call_at_a_time_each_in_a_thread_that_ends() -> None:
@@ -80,10 +80,3 @@ def test_the_garbage_collector_may_leave_it_in_its_own_thread() -> None:
     del generator, forgotten
     left.set()
     ended.wait()
-
-
-def test_a_call_apart() -> None:
-    assert call_apart(threading.get_ident) != threading.get_ident()
-    assert call_apart(sorted, [2, 1], reverse=True) == [2, 1]
-    with pytest.raises(ValueError, match="invalid literal"):
-        call_apart(int, "a")

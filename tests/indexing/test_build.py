@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import threading
@@ -16,11 +15,12 @@ import torch
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
 from fair_calibration.identity import DifferentEncoderError
-from fair_indexing import checkpoints
+from fair_indexing import builder, checkpoints, stream
 from fair_indexing.assemble import assemble_npy
-from fair_indexing.build import Build, SourceChangedError, build
+from fair_indexing.builder import Build, build
 from fair_indexing.duplicates import DuplicateDocnoError
 from fair_indexing.lock import FolderInUseError
+from fair_indexing.pending import SourceChangedError
 from fair_indexing.shards import IncompleteBuildError, ShardFolder
 from fair_indexing.text_encoder import TextEncoder
 from tests.conftest import TinyModel
@@ -30,7 +30,6 @@ from tests.indexing.faults import disk_full, fault_at, tree
 LENGTHS = [50, 12, 30, 90, 64, 21, 77, 41, 5, 33, 60]
 DOCS = [{"docno": f"d{i}", "text": text} for i, text in enumerate(documents(LENGTHS))]
 SIZE = 4  # shards of 4, 4 and 3 documents
-build_module = importlib.import_module("fair_indexing.build")  # the package has a function of this name
 CONFIG = FairConfig(strength=0.8, basket_size=8)
 
 
@@ -97,7 +96,7 @@ class TestVectors:
         self, model: FairSentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run(model, tmp_path / "whole")
-        monkeypatch.setattr(build_module, "_PART_CHARACTERS", 300)
+        monkeypatch.setattr(stream, "_WINDOW_CHARACTERS", 300)
         run(model, tmp_path / "parts")
         assert np.abs(stored(tmp_path / "parts") - stored(tmp_path / "whole")).max() < 1e-6
         interrupted(model, tmp_path / "resumed", after=9)
@@ -126,7 +125,7 @@ class TestVectors:
                 ended.append(self.devices)
 
         ended: list[list[str]] = []
-        monkeypatch.setattr(build_module, "PoolEncoder", Pool)
+        monkeypatch.setattr(builder, "PoolEncoder", Pool)
         interrupted(model, tmp_path / "b", after=10)
         assert ShardFolder(tmp_path / "b").manifest.environment["device"] == "cpu"
         run(model, tmp_path / "b", devices=["cpu", "cpu"])
@@ -168,11 +167,11 @@ class TestResume:
         assert run(model, tmp_path / "b").encoded == 4
         assert tree(tmp_path / "b") == before
         assert f"000000000004/{name}: the file is damaged" in caplog.text
-        assert "its documents are encoded anew" in caplog.text
+        assert "its documents are encoded again" in caplog.text
 
     def test_can_be_refused(self, model: FairSentenceTransformer, tmp_path: Path) -> None:
         run(model, tmp_path / "b", resume=False)
-        with pytest.raises(ValueError, match="holds a build; remove it, take another folder, or resume"):
+        with pytest.raises(ValueError, match="holds a build; remove it, use another folder, or resume"):
             run(model, tmp_path / "b", resume=False)
 
     def test_other_settings_are_named(
@@ -266,7 +265,7 @@ class TestChangedSources:
         with pytest.raises(OSError, match="No space left"):
             run(model, tmp_path / "b")
         assert ShardFolder(tmp_path / "b").manifest.source["documents"] == 11
-        with pytest.raises(IncompleteBuildError, match="2 of 3 shards are there"):
+        with pytest.raises(IncompleteBuildError, match="2 of 3 shards exist"):
             ShardFolder(tmp_path / "b").completion()
 
     def test_a_longer_one_that_ends_early_is_not_complete(self, model: FairSentenceTransformer, tmp_path: Path) -> None:

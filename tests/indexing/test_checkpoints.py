@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 import torch
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
-from fair_indexing import checkpoints
-from fair_indexing.build import build
+from fair_indexing import checkpoints, stream
+from fair_indexing.builder import build
 from fair_indexing.checkpoints import Checkpoint, count_checkpointed
 from fair_indexing.shards import ShardFolder
 from tests.conftest import TinyModel
@@ -53,7 +52,7 @@ def test_an_interrupted_shard_resumes_behind_its_last_batch(
     model: FairSentenceTransformer, tmp_path: Path, cut: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cut is not None:
-        monkeypatch.setattr(sys.modules["fair_indexing.build"], "_PART_CHARACTERS", cut)
+        monkeypatch.setattr(stream, "_WINDOW_CHARACTERS", cut)
     build(model, DOCS, tmp_path / "whole", **SETTINGS)
     passes = Passes(model)
     passes.stop_at = 3

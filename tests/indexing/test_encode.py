@@ -15,8 +15,8 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from tokenizers.processors import TemplateProcessing
 
 from fair_calibration import DocumentCounts, EvenChunks, FairConfig, FairSentenceTransformer, calibrate
-from fair_indexing.encode import TextEncoder, default_tokens_per_batch, encode_texts
-from fair_indexing.text_encoder import TOKENS_PER_BATCH, TOKENS_PER_CPU_BATCH
+from fair_indexing.encode import encode_texts
+from fair_indexing.text_encoder import TOKENS_PER_BATCH, TOKENS_PER_CPU_BATCH, TextEncoder, default_tokens_per_batch
 from tests.core.tiny_models import document, documents
 
 TinyModel = Callable[..., SentenceTransformer]

@@ -12,7 +12,7 @@ from fair_indexing.files import (
     digest_strings,
     new_folder,
     read_record,
-    remove_parts,
+    remove_temporary,
     seal,
     synced_file,
     write_record,
@@ -98,15 +98,15 @@ class TestNewFolder:
         assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
-def test_parts_of_killed_writers_are_removed(tmp_path: Path) -> None:
-    (tmp_path / ".a.flex~host-1-ab.part").mkdir()
-    (tmp_path / ".a.flex~host-1-ab.part" / "x").write_bytes(b"")
-    (tmp_path / ".a~host-1-ab.part").write_bytes(b"")
-    (tmp_path / "c.part").write_bytes(b"")
-    remove_parts(tmp_path, "a")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.flex~host-1-ab.part", "c.part"]
-    remove_parts(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["c.part"]
+def test_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".a.flex~host-1-ab.tmp").mkdir()
+    (tmp_path / ".a.flex~host-1-ab.tmp" / "x").write_bytes(b"")
+    (tmp_path / ".a~host-1-ab.tmp").write_bytes(b"")
+    (tmp_path / "c.tmp").write_bytes(b"")
+    remove_temporary(tmp_path, lambda name: name == "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.flex~host-1-ab.tmp", "c.tmp"]
+    remove_temporary(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.tmp"]
 
 
 STRINGS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=3), max_size=4)

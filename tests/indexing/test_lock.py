@@ -17,7 +17,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
             pass
         assert str(error.value) == (
             f"folder: {tmp_path} is being written by process {os.getpid()} on {socket.gethostname()}; "
-            "wait till it has ended, or take another folder"
+            "wait until it has ended, or use another folder"
         )
     with locked(tmp_path):
         pass
@@ -63,7 +63,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path, caplog: pytest.LogCaptu
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     with locked(tmp_path):
-        assert f"going on after process {pid} on {socket.gethostname()}, which ended before it was done" in caplog.text
+        assert f"resuming after process {pid} on {socket.gethostname()}, which was killed" in caplog.text
 
 
 def test_a_lock_without_a_name(tmp_path: Path) -> None:

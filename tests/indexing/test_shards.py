@@ -50,11 +50,11 @@ class TestFolder:
             ShardFolder.create(tmp_path, manifest())
 
     def test_a_manifest_may_be_replaced_while_there_are_no_shards(self, shards: ShardFolder) -> None:
-        shards.begin_anew(manifest(shard_size=2))
+        shards.replace_manifest(manifest(shard_size=2))
         assert shards.shard_size == ShardFolder(shards.folder).shard_size == 2
         shards.write(0, docnos(2), vectors(2), texts=texts(2))
-        with pytest.raises(ValueError, match=r"holds 1 shards \(those of document 0\) of the one that is there"):
-            shards.begin_anew(manifest())
+        with pytest.raises(ValueError, match=r"holds 1 shards \(those of document 0\) of the present one"):
+            shards.replace_manifest(manifest())
 
     def test_the_number_of_documents_is_that_of_the_source(self, shards: ShardFolder) -> None:
         shards.note_documents(None)
@@ -72,8 +72,8 @@ class TestFolder:
 
 class TestShard:
     def test_is_read_as_it_was_written(self, shards: ShardFolder) -> None:
-        entry = write(shards, 4)
-        shard = shards.read(4)
+        write(shards, 4)
+        shard, entry = shards.read(4), shards.entry(4)
         assert (entry.start, entry.count, entry.dimension) == (4, 4, 3)
         assert shard.entry == entry
         assert shard.docnos == docnos(4, 4)
@@ -92,9 +92,8 @@ class TestShard:
 
     def test_the_same_one_twice_stays(self, shards: ShardFolder) -> None:
         write(shards, 0)
-        again = shards.write(0, docnos(4), vectors(4) + 1e-7, texts=texts(4))  # a retry on other hardware
+        shards.write(0, docnos(4), vectors(4) + 1e-7, texts=texts(4))  # a retry on other hardware
         assert np.array_equal(shards.read(0).vectors, vectors(4))
-        assert again == shards.read(0).entry
         assert sorted(path.name for path in (shards.folder / "shards").iterdir()) == ["000000000000"]
 
     def test_another_one_in_its_place_is_refused(self, shards: ShardFolder) -> None:
@@ -129,7 +128,7 @@ class TestShard:
     def test_one_that_was_moved_is_noticed(self, shards: ShardFolder) -> None:
         write(shards, 0)
         (shards.folder / "shards" / "000000000000").rename(shards.folder / "shards" / "000000000004")
-        with pytest.raises(DamagedFileError, match="the shard is another one's, it starts at 0"):
+        with pytest.raises(DamagedFileError, match="the folder holds another shard, which starts at 0"):
             shards.read(4)
 
     def test_a_missing_one(self, shards: ShardFolder) -> None:
@@ -177,7 +176,7 @@ class TestShard:
         for moment in range(9):
             with pytest.raises(OSError, match="No space left") as error, fault_at(moment, disk_full):
                 write(shards, 0)
-            assert "run the build again to go on after those that are" in error.value.__notes__[0]
+            assert "could not be written; run the build again to resume it" in error.value.__notes__[0]
             assert shards.starts() == ([8] if moment < 8 else [0, 8])  # the last one is a sync after the rename
         shutil.rmtree(shards.folder / "shards" / "000000000000")
         shutil.rmtree(shards.folder / "shards" / "000000000008")
@@ -194,7 +193,7 @@ class TestCompletion:
 
     def test_of_one_that_has_not_ended(self, shards: ShardFolder) -> None:
         write(shards, 4)
-        with pytest.raises(IncompleteBuildError, match="not complete, 1 of 3 shards are there; run it again"):
+        with pytest.raises(IncompleteBuildError, match="not complete, 1 of 3 shards exist; run it again"):
             shards.completion()
         with pytest.raises(IncompleteBuildError):
             next(shards.read_all())
@@ -209,7 +208,7 @@ class TestCompletion:
             write(shards, start)
         with pytest.raises(IncompleteBuildError, match=r"has 8 documents, 1 shards \(those of document 8\) beyond"):
             shards.finish(8)
-        with pytest.raises(IncompleteBuildError, match=r"1 shards \(those of document 8\) of another size"):
+        with pytest.raises(IncompleteBuildError, match=r"1 shards \(those of document 8\) have another size"):
             shards.finish(11)
 
     def test_no_documents(self, shards: ShardFolder) -> None:
@@ -242,7 +241,7 @@ class TestCompletion:
         monkeypatch.setattr(os, "fsync", fsync)
         complete.write(12, docnos(1, 12), vectors(1), texts=texts(1))
         assert synced[0] == (complete.folder, False)
-        with pytest.raises(IncompleteBuildError, match="not complete, 4 shards are there"):
+        with pytest.raises(IncompleteBuildError, match="not complete, 4 shards exist"):
             complete.completion()
 
     def test_is_of_the_shards_that_are_there(self, complete: ShardFolder) -> None:
@@ -284,8 +283,8 @@ class TestCompletion:
 
     def test_repair_removes_what_killed_writers_left(self, complete: ShardFolder) -> None:
         before = tree(complete.folder)
-        (complete.folder / "shards" / ".000000000012~host-1-ab.part").mkdir()
-        (complete.folder / ".complete.json~host-1-ab.part").write_text("")
+        (complete.folder / "shards" / ".000000000012~host-1-ab.tmp").mkdir()
+        (complete.folder / ".complete.json~host-1-ab.tmp").write_text("")
         complete.repair()
         assert tree(complete.folder) == before
 
@@ -293,6 +292,4 @@ class TestCompletion:
 def test_entries_are_small(shards: ShardFolder) -> None:
     write(shards, 0)
     entry = json.loads((shards.folder / "shards" / "000000000000" / "entry.json").read_text())
-    assert sorted(entry) == sorted(
-        ["start", "count", "dimension", "docnos", "texts", "vectors_file", "docnos_file", "checksum"]
-    )
+    assert sorted(entry) == sorted(["start", "count", "dimension", "docnos", "texts", "files", "checksum"])

@@ -16,8 +16,8 @@ from pyterrier_dr import FlexIndex
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration.identity import DifferentEncoderError
-from fair_indexing.build import SourceChangedError
 from fair_indexing.lock import FolderInUseError
+from fair_indexing.pending import SourceChangedError
 from pyterrier_fair import FairBiEncoder, FairDocCache, FairIndex
 from pyterrier_fair.index import IndexQueryEncoder
 from tests.conftest import TinyModel

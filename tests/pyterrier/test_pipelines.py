@@ -308,7 +308,9 @@ def test_a_document_without_text_stops_the_index(make_encoder: MakeEncoder, tmp_
 def dataset() -> PositionDataset:
     documents = tuple({"docno": f"d{i}", "text": text} for i, text in enumerate(TEXTS))
     queries = tuple(
-        PositionQuery(qid=f"q{i}", query=" ".join(text.split()[-2:]), docno=f"d{i}", place="end")
+        PositionQuery(
+            qid=f"q{i}", query=" ".join(text.split()[-2:]), docno=f"d{i}", place="end", index=2, question=f"q{i}"
+        )
         for i, text in enumerate(TEXTS)
     )
     return PositionDataset(PositionCollection(documents=documents, queries=queries))

@@ -12,7 +12,7 @@ from fair_calibration import EvenChunks
 
 
 def test_defaults() -> None:
-    assert EvenChunks() == EvenChunks(strength=1.0, chunk_size=128, unit_size=32, ridge=0.3)
+    assert EvenChunks() == EvenChunks(strength=0.8, chunk_size=128, unit_size=32, ridge=1.0)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_errors(settings: dict[str, Any], error: type[Exception], message: str) 
         ({"chunk_size": np.int64(64)}, {"chunk_size": 64}),
         ({"unit_size": np.int64(16)}, {"unit_size": 16}),
         ({"ridge": 1}, {"ridge": np.float64(1)}),
-        ({"strength": 1}, {}),
+        ({"strength": 1}, {"strength": 1.0}),
     ],
 )
 def test_equal_settings_are_one_value(one: dict[str, Any], other: dict[str, Any]) -> None:

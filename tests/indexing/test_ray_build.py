@@ -20,20 +20,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fair_indexing.ray_data import _own_errors, _warn_of_too_little, build_on_ray
+from fair_indexing.shard_worker import ShardWorker, WorkerDiedError
+from fair_indexing.slices import open_slices
 
 import fair_indexing
 from fair_calibration import FairConfig, FairSentenceTransformer
 from fair_calibration.commands import main
 from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
-from fair_indexing.build import Build, SourceChangedError, build, open_build
+from fair_indexing.builder import Build, build
 from fair_indexing.duplicates import DuplicateDocnoError
 from fair_indexing.files import digest_strings
 from fair_indexing.manifest import Manifest, describe_environment
-from fair_indexing.ray_data import _own_errors, _warn_of_too_little, build_on_ray
+from fair_indexing.pending import SourceChangedError, open_build
 from fair_indexing.records import open_source
-from fair_indexing.shard_worker import ShardWorker, WorkerDiedError
 from fair_indexing.shards import IncompleteBuildError, ShardFolder
-from fair_indexing.slices import open_slices
 from fair_indexing.text_encoder import TextEncoder
 from tests.core.tiny_models import documents
 from tests.indexing.faults import tree
