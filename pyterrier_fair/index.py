@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fair_indexing.pending import SourceChangedError
 from fair_indexing.records import Source, open_source
 from fair_indexing.shards import ShardFolder
 from pyterrier_fair.biencoder import FairBiEncoder, FairQueryEncoder
+from pyterrier_fair.columns import read_records
 from pyterrier_fair.retriever import IndexRetriever
 
 _REFUSED = {
@@ -72,7 +73,7 @@ class FairIndex(pt.Indexer):
         self.verbose = verbose
 
     def index(  # type: ignore[override]
-        self, iter: Iterable[Mapping[str, Any]] | pd.DataFrame
+        self, iter: Iterable[dict[str, Any]] | pd.DataFrame
     ) -> FairIndex:
         """Encodes and indexes documents, or resumes an interrupted build.
 
@@ -100,7 +101,8 @@ class FairIndex(pt.Indexer):
         shards, encoder = work / "shards", self.encoder
         if target.exists() and not (work.exists() and self.built()):
             raise ValueError(f"path: {target} exists; remove it to index anew, or take another path")
-        source = open_source(iter, text_field=encoder.text_field, refused=_REFUSED).started(2, reason=NO_SINGLE)
+        records = read_records(iter, encoder.text_field)
+        source = open_source(records, text_field=encoder.text_field, refused=_REFUSED).started(2, reason=NO_SINGLE)
         work.mkdir(parents=True, exist_ok=True)
         with locked(work):
             if self.built() and not ShardFolder.exists(shards):  # interrupted while removing the parts
