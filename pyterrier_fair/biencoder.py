@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,7 @@ from fair_calibration.validation import validate_positive_int
 from fair_indexing.encode import encode_texts
 from fair_indexing.text_encoder import Task, TextEncoder
 from pyterrier_fair.columns import encode_column, encode_records, read_records
-from pyterrier_fair.loading import load_calibrated
 
-T = TypeVar("T")
 _ENCODING = ("max_seq_length", "normalize", "batch_size", "text_field", "verbose", "device")
 
 
@@ -46,11 +44,15 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
         fair_dense.doc_encoder() >> FlexIndex("index.flex")
         fair_dense.query_encoder() >> FlexIndex("index.flex").np_retriever()
 
-    The model's own prompts are used for queries and documents. The settings of ``config`` are attributes as well
+    Queries and documents get the model's own prompts. The settings of ``config`` are attributes as well
     (``fair_dense.strength``). All attributes may be changed at any time, also by `pt.GridSearch`, and are read when
-    documents are encoded. Encoders with equal settings are equal, so one grid search cannot vary two encoders in one
-    pipeline that differ in nothing but the settings that are varied.
+    texts are encoded. Encoders with equal settings are equal, so one grid search cannot vary two encoders of one
+    pipeline that differ only in the settings that it varies.
     """
+
+    _calibrated: FairSentenceTransformer
+    _loaded: tuple[Any, str | None]
+    _own_max_seq_length: int | None
 
     def __init__(
         self,
@@ -68,36 +70,41 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
         """Loads the model and calibrates it.
 
         Args:
-            model: A Hugging Face name, a local folder, or a loaded SentenceTransformer, which stays as it is.
+            model: A Hugging Face name, a local folder, or a loaded SentenceTransformer, which is not changed.
             config: A `FairConfig`, an `EvenChunks` or the name of a preset; None means the settings that the model was
                 calibrated or saved with, or else the defaults.
             max_seq_length: The number of tokens at which texts are truncated; None means the model's own.
             normalize: Whether vectors get unit length, so that the dot product is the cosine; None means where the
                 model's similarity is the cosine.
-            batch_size: The most texts of a forward pass. Batches are bounded by tokens as well (see `encode_docs`), so
-                on a GPU it may be high.
+            batch_size: The most texts of a forward pass; `encode_docs` limits the tokens as well.
             text_field: The column with the documents' text.
             verbose: Whether to show progress bars.
-            device: The device to run on; None means the model's device, or a GPU if there is one. A loaded model moves
-                to it as well, as the weights are shared.
+            device: The device to run on; None means the model's device, or a GPU if there is one. A loaded model is
+                moved to it, as its weights are shared.
             **settings: Single settings of ``config``, such as ``strength=0.5``.
 
         Raises:
             TypeError: ``model`` is not a model name, a path or a SentenceTransformer, or a setting is unknown.
             ValueError: There is no such model, a setting is out of range, or the model cannot be calibrated.
         """
-        super().__init__(batch_size=batch_size, text_field=text_field, verbose=verbose)
-        _check_names(settings)  # before the model is loaded
+        super().__init__(
+            batch_size=validate_positive_int("batch_size", batch_size), text_field=text_field, verbose=verbose
+        )
+        known = sorted({*setting_names(FairConfig), *setting_names(EvenChunks), *_ENCODING})
+        for name in settings:
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {known}"
+                raise TypeError(f"{name}: not a setting of FairBiEncoder, FairConfig or EvenChunks; {hint}")
+        if config is not None:
+            config, settings = choose_settings(config, settings, default=FairConfig()), {}
         self.model = model
         self.device = device
-        self._calibrated: FairSentenceTransformer
-        self._plain_max_seq_length: int | None
         self._identity: tuple[Hashable, EncoderIdentity] | None = None
-        self._load()
+        self._load(config)
         self.config = choose_settings(config, settings, default=self._calibrated.fair_config)
         self.max_seq_length = max_seq_length
         self.normalize = normalize
-        self._checked_batch_size(None)
         # Settings that do not fit the model are reported now, not when the first document is encoded.
         self.calibrated_model().preprocess([""], task="document")
 
@@ -120,11 +127,6 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
         return FairBiEncoder(config=replace(config, **given), **values)
 
     @property
-    def fair_config(self) -> Settings:
-        """The settings as they are now."""
-        return self.config
-
-    @property
     def model_name(self) -> str:
         """The name or path of the model, or the class and the `id` of a loaded one."""
         if isinstance(self.model, SentenceTransformer):
@@ -134,11 +136,8 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
     @property
     def sim_fn(self) -> SimFn:
         """The similarity of the vectors: the dot product, also for the cosine, where vectors have unit length."""
-        similarity = self._calibrated.similarity_fn_name
-        if similarity not in ("cosine", "dot"):
-            raise ValueError(
-                f"similarity: PyTerrier retrieves by dot product or cosine, the model is for {similarity!r}"
-            )
+        if (similarity := self._calibrated.similarity_fn_name) not in ("cosine", "dot"):
+            raise ValueError(f"similarity: PyTerrier retrieves by dot product or cosine, the model uses {similarity!r}")
         return SimFn.dot
 
     def calibrated_model(self) -> FairSentenceTransformer:
@@ -148,11 +147,9 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
             ValueError: A setting does not fit the model.
         """
         if self.model is not self._loaded[0] or self.device != self._loaded[1]:
-            self._load()
-        # Before calibrating, as chunks may fit only the length that is asked for.
-        self._calibrated.max_seq_length = (
-            self._plain_max_seq_length if self.max_seq_length is None else self.max_seq_length
-        )
+            self._load(self.config)
+        own = self._own_max_seq_length
+        self._calibrated.max_seq_length = own if self.max_seq_length is None else self.max_seq_length
         # The strength is an argument of each call, so a new strength needs no new model.
         if replace(self.config, strength=self._calibrated.fair_config.strength) != self._calibrated.fair_config:
             self._calibrated = calibrate(self._calibrated, self.config)
@@ -163,10 +160,8 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
         state = self._state()
         if self._identity is None or self._identity[0] != state:
             name = None if isinstance(self.model, SentenceTransformer) else os.fspath(self.model)
-            identity = EncoderIdentity.of(
-                self.calibrated_model(), name=name, strength=self.config.strength, normalize=self.normalize
-            )
-            self._identity = (state, identity)
+            settings: dict[str, Any] = {"strength": self.config.strength, "normalize": self.normalize}
+            self._identity = (state, EncoderIdentity.of(self.calibrated_model(), name=name, **settings))
         return self._identity[1]
 
     @property
@@ -175,12 +170,11 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
         return self._calibrated.counts
 
     def summary(self) -> Summary | EvenChunksSummary:
-        """Returns which layers, rows and mechanism are in use and what became of the documents; print it."""
+        """Returns which layers, rows and mechanism are in use and how many documents were calibrated; print it."""
         summary: Any = self.calibrated_model().summary()
-        result: Summary | EvenChunksSummary = replace(
-            summary, config=replace(summary.config, strength=self.config.strength)
-        )
-        return result
+        # The layers and the pooling of the summary's settings are resolved, and stay.
+        now = replace(summary, config=replace(summary.config, strength=self.config.strength))
+        return cast("Summary | EvenChunksSummary", now)
 
     def query_encoder(self, verbose: bool | None = None, batch_size: int | None = None) -> FairQueryEncoder:
         """Returns a transformer that adds ``query_vec``, from the plain model."""
@@ -202,9 +196,9 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
         Raises:
             InputValidationError: Columns are missing, such as the text of retrieved documents.
         """
-        # pyterrier_dr would take results without texts for queries, and return the scores of the first stage.
+        # pyterrier_dr would encode the queries of results without texts, and return the scores of the first stage.
         if {"docno", "score"} <= set(inp.columns) and not {self.text_field, "doc_vec"} & set(inp.columns):
-            return self.text_scorer().transform(inp)  # which raises
+            return self.text_scorer().transform(inp)  # raises an error that names the missing columns
         return cast(pd.DataFrame, super().transform(inp))
 
     def encode_queries(
@@ -218,8 +212,8 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
     ) -> npt.NDArray[np.float32]:
         """Encodes documents with the calibrated model: float32 (n, D).
 
-        They are batched by length, with at most 16384 tokens in a batch, 4096 on a CPU. A batch that runs out of memory
-        is halved and tried again.
+        Texts of similar length share a batch of at most 16384 tokens, 4096 on a CPU. A batch that runs out of memory is
+        halved and encoded again.
 
         Raises:
             ValueError: A text is missing or has a lone surrogate.
@@ -231,7 +225,7 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
         """Encodes queries with the plain model, keeping gradients: (n, D) on the model's device."""
         model = self.calibrated_model()
         texts = list(texts)
-        size = self._checked_batch_size(batch_size)
+        size = self._encoding_settings(batch_size)["batch_size"]
         parts = []
         for start in range(0, len(texts), size):
             features = model.preprocess(texts[start : start + size], prompt=query_prompt(model) or None, task="query")
@@ -244,9 +238,18 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
             vectors = vectors[..., : model.truncate_dim]
         return torch.nn.functional.normalize(vectors) if resolve_normalize(model, self.normalize) else vectors
 
-    def _load(self) -> None:
-        self._calibrated = load_calibrated(self.model, self.device)
-        self._plain_max_seq_length = self._calibrated.max_seq_length
+    def _load(self, config: Settings | str | None) -> None:
+        """Loads the model and calibrates it at once with these settings, as others may not fit it."""
+        if isinstance(self.model, SentenceTransformer):
+            calibrated = calibrate(self.model, config)
+            self._calibrated = calibrated if self.device is None else calibrated.to(self.device)
+        elif isinstance(self.model, (str, os.PathLike)):
+            self._calibrated = FairSentenceTransformer(cast(str, self.model), config=config, device=self.device)
+        else:
+            raise TypeError(
+                f"model: expected a model name, a path or a SentenceTransformer, got {type(self.model).__name__}"
+            )
+        self._own_max_seq_length = self._calibrated.max_seq_length
         self._loaded = (self.model, self.device)
 
     def _encode(
@@ -260,41 +263,34 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
 
     def _encoding_settings(self, batch_size: int | None) -> dict[str, Any]:
         """Returns the settings of the encoding engine."""
-        batch_size = self._checked_batch_size(batch_size)
-        return {"batch_size": batch_size, "normalize": self.normalize, "strength": self.config.strength}
-
-    def _checked_batch_size(self, given: int | None) -> int:
-        return validate_positive_int("batch_size", self.batch_size if given is None else given)
+        size = validate_positive_int("batch_size", self.batch_size if batch_size is None else batch_size)
+        return {"batch_size": size, "normalize": self.normalize, "strength": self.config.strength}
 
     def _state(self) -> tuple[Any, ...]:
         """Returns everything that the vectors depend on, in a form that is cheap to compare."""
-        settings = changeable_settings(self.calibrated_model())
-        return (self.model, self.device, self.normalize, self.config, settings)
+        return (self.model, self.device, self.normalize, self.config, changeable_settings(self.calibrated_model()))
 
     def _query_key(self) -> Hashable:
-        """Returns what query vectors depend on. The calibration is not part of it: queries are encoded plainly."""
+        """Returns what query vectors depend on, which is not the calibration. It is hashable, unlike `_state`."""
         model = self.calibrated_model()
         prompts = tuple(sorted((name, prompt or "") for name, prompt in model.prompts.items()))
-        unit_length = resolve_normalize(model, self.normalize)
-        own = (model.max_seq_length, model.truncate_dim, prompts, model.default_prompt_name, unit_length)
-        return (self.model_name, str(model.device), own)
+        own = (model.max_seq_length, model.truncate_dim, prompts, model.default_prompt_name)
+        return (self.model_name, str(model.device), *own, resolve_normalize(model, self.normalize))
 
     def _doc_key(self) -> Hashable:
-        """Returns what document vectors depend on."""
         return (self._query_key(), self.config)
 
     def __str__(self) -> str:
-        # `pt.GridSearch` prints this before "strength=...", when attributes have the values that were tried last.
+        # `pt.GridSearch` prints this beside the best settings, while the attributes have the values tried last.
         return f"FairBiEncoder({self.model_name!r})"
 
     def __repr__(self) -> str:
-        default = type(self.config)()
-        changed = [n for n in setting_names(self.config) if getattr(self.config, n) != getattr(default, n)]
-        names = [*dict.fromkeys(["strength", *changed])]
-        names += [name for name in ("max_seq_length", "normalize") if getattr(self, name) is not None]
-        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        way = "" if isinstance(self.config, FairConfig) else "'even_chunks', "
-        return f"FairBiEncoder({self.model_name!r}, {way}{settings})"
+        defaults = {**type(self.config)().to_dict(), "strength": None, "max_seq_length": None, "normalize": None}
+        names = ["strength", *setting_names(self.config), "max_seq_length", "normalize"]
+        changed = [name for name in dict.fromkeys(names) if getattr(self, name) != defaults[name]]
+        preset = ["'even_chunks'"] if isinstance(self.config, EvenChunks) else []
+        settings = [repr(self.model_name), *preset, *(f"{name}={getattr(self, name)!r}" for name in changed)]
+        return f"FairBiEncoder({', '.join(settings)})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FairBiEncoder):
@@ -303,58 +299,42 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
         return own == others
 
     def __hash__(self) -> int:
-        # Only what does not change: a grid search keeps the encoder as a key while it changes the settings.
+        # Settings are left out, as a grid search keeps the encoder as a dictionary key while it changes them.
         return hash((FairBiEncoder, self.model_name))
 
 
-class _LiveSetting(Generic[T]):
-    """An attribute that has the encoder's value at that moment, unless it was set here."""
+class _Part:
+    """What the three transformers share: settings that were not given are those of the encoder when they are read."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+    def __init__(
+        self,
+        bi_encoder_model: FairBiEncoder,
+        verbose: bool | None = None,
+        batch_size: int | None = None,
+        text_field: str | None = None,
+    ) -> None:
+        self.bi_encoder_model = bi_encoder_model
+        given = {"verbose": verbose, "batch_size": batch_size, "text_field": text_field}
+        self.__dict__.update({name: value for name, value in given.items() if value is not None})
 
-    def __get__(self, instance: _LiveSettings | None, owner: type) -> T:
-        if instance is None:  # accessed on the class, as with a property
-            return cast(T, self)
-        return cast(T, instance._own.get(self._name, getattr(instance.bi_encoder_model, self._name)))
-
-    def __set__(self, instance: _LiveSettings, value: T) -> None:
-        instance._own[self._name] = value
-
-
-class _LiveSettings:
-    """Settings of a transformer: those given to it, or else the encoder's when the transformer runs."""
-
-    bi_encoder_model: FairBiEncoder
-    _own: dict[str, Any]
-    batch_size = _LiveSetting[int]()
-    text_field = _LiveSetting[str]()
-    verbose = _LiveSetting[bool]()
-
-    def _keep(self, encoder: FairBiEncoder, **own: Any) -> None:
-        self.bi_encoder_model = encoder
-        self._own = {name: value for name, value in own.items() if value is not None}
+    def __getattr__(self, name: str) -> Any:
+        if name in ("verbose", "batch_size", "text_field"):  # not given
+            return getattr(self.bi_encoder_model, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _key(self) -> Hashable:
         """Returns what the result depends on."""
-        raise NotImplementedError(type(self).__name__)
+        return (self.bi_encoder_model._doc_key(), self.batch_size, self.text_field)
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return self._key() == other._key()
+        return self._key() == other._key() if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
         return hash((type(self), self._key()))
 
 
-class FairQueryEncoder(_LiveSettings, BiQueryEncoder):  # type: ignore[misc]
-    """Adds ``query_vec``. The calibration does not make two of one model differ, since queries are encoded plainly."""
-
-    def __init__(
-        self, bi_encoder_model: FairBiEncoder, verbose: bool | None = None, batch_size: int | None = None
-    ) -> None:
-        self._keep(bi_encoder_model, verbose=verbose, batch_size=batch_size)
+class FairQueryEncoder(_Part, BiQueryEncoder):  # type: ignore[misc]
+    """Adds ``query_vec``, without calibration, so that query encoders of all calibrations of a model are equal."""
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Encodes the column ``query``, every distinct query once."""
@@ -371,22 +351,13 @@ class FairQueryEncoder(_LiveSettings, BiQueryEncoder):  # type: ignore[misc]
         return (self.bi_encoder_model._query_key(), self.batch_size)
 
 
-class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
+class FairDocEncoder(_Part, BiDocEncoder):  # type: ignore[misc]
     """Adds ``doc_vec``, from the calibrated model.
 
-    Streams of records are encoded in windows of 4096 documents sorted by length, and the next window is tokenized
-    meanwhile. ``doc_encoder() >> index`` encodes the whole collection as one stream. After other transformers PyTerrier
-    passes on 100 documents at a time, or as many as ``index(..., batch_size=4096)`` says.
+    A stream of records is encoded in windows of 4096 documents, sorted by length, while the next window is tokenized.
+    ``doc_encoder() >> index`` encodes the whole collection as one stream. After other transformers, PyTerrier passes on
+    100 documents at a time, or as many as ``index(..., batch_size=4096)`` asks for.
     """
-
-    def __init__(
-        self,
-        bi_encoder_model: FairBiEncoder,
-        verbose: bool | None = None,
-        batch_size: int | None = None,
-        text_field: str | None = None,
-    ) -> None:
-        self._keep(bi_encoder_model, verbose=verbose, batch_size=batch_size, text_field=text_field)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Encodes the text column, every distinct text once."""
@@ -411,30 +382,22 @@ class FairDocEncoder(_LiveSettings, BiDocEncoder):  # type: ignore[misc]
             for window, vectors in encode_records(documents, records, field, bar.update):
                 if encoder._state() != state:
                     raise ValueError(
-                        f"encoder: {encoder!r} was changed while it encoded a stream, whose vectors would be of "
-                        "several settings; change it before or after, or take another FairBiEncoder for the others"
+                        f"encoder: {encoder!r} was changed while it encoded a stream, which would mix vectors of "
+                        "different settings; change it before or after the stream, or use two FairBiEncoders"
                     )
                 for record, vector in zip(window, vectors, strict=True):
                     yield {**record, "doc_vec": vector}
 
     def __rshift__(self, right: pt.Transformer) -> pt.Transformer:
-        if getattr(right, "encodes_documents", False):
-            raise ValueError(
-                f"{type(right).__name__} encodes the documents itself, with the encoder it was given; leave the doc "
-                "encoder before it out"
-            )
         return _Indexing(self, right) if isinstance(right, pt.Indexer) else super().__rshift__(right)
 
     def encode(self, texts: list[str]) -> np.ndarray:
         """Encodes document texts: float32 (n, D)."""
         return self.bi_encoder_model.encode_docs(texts, self.batch_size, verbose=self.verbose)
 
-    def _key(self) -> Hashable:
-        return (self.bi_encoder_model._doc_key(), self.batch_size, self.text_field)
-
 
 class _Indexing(pt.Compose):
-    """A doc encoder and an indexer, to which documents are passed as one stream instead of 100 at a time."""
+    """A doc encoder and an indexer, which get the documents as one stream instead of 100 at a time."""
 
     def index(self, iter: Iterable[dict[str, Any]] | pd.DataFrame, batch_size: int | None = None) -> Any:
         encoder, indexer = cast(tuple[FairDocEncoder, pt.Indexer], tuple(self))
@@ -443,7 +406,7 @@ class _Indexing(pt.Compose):
         return indexer.index(encoder.transform_iter(iter))
 
 
-class FairScorer(_LiveSettings, BiScorer):  # type: ignore[misc]
+class FairScorer(_Part, BiScorer):  # type: ignore[misc]
     """Scores documents against queries and ranks them, encoding queries and documents that have no vectors yet."""
 
     def __init__(
@@ -454,7 +417,7 @@ class FairScorer(_LiveSettings, BiScorer):  # type: ignore[misc]
         text_field: str | None = None,
         sim_fn: SimFn | None = None,
     ) -> None:
-        self._keep(bi_encoder_model, verbose=verbose, batch_size=batch_size, text_field=text_field)
+        super().__init__(bi_encoder_model, verbose, batch_size, text_field)
         self.sim_fn = bi_encoder_model.sim_fn if sim_fn is None else sim_fn
         if self.sim_fn != SimFn.dot:
             raise ValueError(f"sim_fn: expected SimFn.dot (the cosine, of normalized vectors), got {self.sim_fn}")
@@ -480,24 +443,11 @@ class FairScorer(_LiveSettings, BiScorer):  # type: ignore[misc]
                 f"first_stage >> pt.text.get_text(dataset, {field!r}) >> encoder",
                 error.modes,
             ) from None
-        frame = inp
-        if "query_vec" not in frame.columns:
-            frame = FairQueryEncoder(encoder, self.verbose, self.batch_size)(frame)
-        if "doc_vec" not in frame.columns:
-            frame = FairDocEncoder(encoder, self.verbose, self.batch_size, field)(frame)
-        pairs = zip(frame["query_vec"], frame["doc_vec"], strict=True)
-        scores = np.fromiter((np.dot(q, d) for q, d in pairs), dtype=np.float64, count=len(frame))
+        queries = docs = inp
+        if "query_vec" not in inp.columns:
+            queries = FairQueryEncoder(encoder, self.verbose, self.batch_size)(inp)
+        if "doc_vec" not in inp.columns:
+            docs = FairDocEncoder(encoder, self.verbose, self.batch_size, field)(inp)
+        pairs = zip(queries["query_vec"], docs["doc_vec"], strict=True)
+        scores = np.fromiter((np.dot(q, d) for q, d in pairs), dtype=np.float64, count=len(inp))
         return pt.model.add_ranks(inp.assign(score=scores))
-
-    def _key(self) -> Hashable:
-        return (self.bi_encoder_model._doc_key(), self.batch_size, self.text_field, self.sim_fn)
-
-
-def _check_names(settings: Iterable[str]) -> None:
-    """Checks that every name is a setting of one of the two ways to encode documents."""
-    known = {*setting_names(FairConfig), *setting_names(EvenChunks)}
-    for name in settings:
-        if name not in known:
-            nearest = difflib.get_close_matches(name, [*known, *_ENCODING], n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; there are {sorted([*known, *_ENCODING])}"
-            raise TypeError(f"{name}: not a setting of FairBiEncoder, FairConfig or EvenChunks{hint}")

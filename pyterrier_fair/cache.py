@@ -1,4 +1,4 @@
-"""Caches that keep encoders apart: pyterrier-caching's keys do not include the transformer, so each has a folder."""
+"""Caches with one folder per encoder, since the keys of pyterrier-caching do not include the transformer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _TEXTS_AT_ONCE = 10_000  # SQLite takes no more than 32,766 variables
 
 
 def cache_path(folder: str | os.PathLike[str], encoder: FairBiEncoder) -> Path:
-    """Returns the folder for caches of an encoder with its present settings, and makes it if there is none.
+    """Returns the folder for caches of an encoder with its present settings, and makes it if it does not exist.
 
     Encoders that differ in anything that document vectors depend on (weights, calibration, prompts, max_seq_length,
-    ...) have different folders. Put caches of documents, scores or results into it under names of their own; caches
-    with docnos as keys need one for each collection::
+    ...) have different folders. A cache whose keys are docnos needs a name for each collection::
 
         ScorerCache(cache_path("caches", fair_dense) / "msmarco-scores", fair_dense)
 
@@ -35,19 +34,37 @@ def cache_path(folder: str | os.PathLike[str], encoder: FairBiEncoder) -> Path:
         encoder: The encoder.
 
     Raises:
-        DifferentEncoderError: The folder of that name belongs to another encoder; every difference is named.
-        ValueError: The folder of that name has no record of an encoder.
+        DifferentEncoderError: The folder belongs to another encoder; the error names every difference.
+        ValueError: The folder has no record of an encoder.
     """
-    return _folder_of(Path(folder), encoder.identity())
+    identity = encoder.identity()
+    path = Path(folder) / identity.digest()
+    if not path.exists():
+        try:
+            with new_folder(path) as part, synced_file(part / _RECORD) as file:
+                file.write(seal(identity.to_dict()))
+        except OSError:
+            if not path.exists():
+                raise  # otherwise another process was faster
+    try:
+        recorded = EncoderIdentity.from_dict(read_record(path / _RECORD))
+    except FileNotFoundError as error:
+        raise ValueError(f"folder: {path} has no {_RECORD}, so its encoder is not known") from error
+    if lines := recorded.document_differences(identity):
+        raise DifferentEncoderError(
+            f"folder: {path} was made by {recorded.model!r} with other settings than {identity.model!r} has now: "
+            f"{'; '.join(lines)}. Remove it, or take another folder"
+        )
+    return path
 
 
 class FairDocCache(pt.Transformer):
-    """Adds ``doc_vec`` as ``encoder.doc_encoder()`` does, encoding no text twice, not even in another run.
+    """Adds ``doc_vec`` as ``encoder.doc_encoder()`` does, encoding each text once, also across runs.
 
     It can be used wherever the doc encoder can: ``FairDocCache("caches", fair_dense) >> FlexIndex("index.flex")``, or
-    before ``fair_dense.scorer()``. The keys are the texts, so one folder serves all collections. Everything that
-    document vectors depend on is read when documents are encoded, and each combination of settings has a cache of its
-    own, a KeyValueCache of pyterrier-caching.
+    before ``fair_dense.scorer()``. The keys are the texts, so one folder serves all collections. Each combination of
+    settings that document vectors depend on has its own cache, a KeyValueCache of pyterrier-caching; the settings are
+    read when documents are encoded.
     """
 
     batch_size = 4096  # how many documents an indexing pipeline passes on at a time
@@ -86,62 +103,31 @@ class FairDocCache(pt.Transformer):
         vectors: dict[str, Any] = {}
         distinct = list(dict.fromkeys(texts))
         if distinct:
-            path = _folder_of(Path(self.folder), self.encoder.identity())
-            encode = _Encode(self.encoder)
-            make_cache = _key_value_cache()
-            with FileLock(path / ".lock"), make_cache(path / "doc_vec", encode, key="text", value="doc_vec") as cache:
+            try:
+                from pyterrier_caching import KeyValueCache  # type: ignore[import-untyped]
+            except ImportError as error:
+                raise ImportError("FairDocCache needs pyterrier-caching: pip install pyterrier-caching") from error
+            path = cache_path(self.folder, self.encoder)
+            encode = pt.apply.generic(self._encode)
+            with (
+                FileLock(path / ".lock"),
+                KeyValueCache(path / "doc_vec", encode, key="text", value="doc_vec") as cache,
+            ):
                 for start in range(0, len(distinct), _TEXTS_AT_ONCE):
                     frame = cache.transform(pd.DataFrame({"text": distinct[start : start + _TEXTS_AT_ONCE]}))
                     vectors.update(zip(frame["text"], frame["doc_vec"], strict=True))
         return inp.assign(doc_vec=cast(Any, [vectors[text] for text in texts]))
 
+    def _encode(self, frame: pd.DataFrame) -> pd.DataFrame:
+        return frame.assign(doc_vec=cast(Any, list(self.encoder.encode_docs(frame["text"].tolist()))))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FairDocCache):
             return NotImplemented
-        own, others = ((c.folder, c.encoder, c.text_field) for c in (self, other))
-        return own == others
+        return (self.folder, self.encoder, self.text_field) == (other.folder, other.encoder, other.text_field)
 
     def __hash__(self) -> int:
         return hash((FairDocCache, self.folder, self.encoder))
 
     def __repr__(self) -> str:
         return f"FairDocCache({self.folder!r}, {self.encoder!r})"
-
-
-class _Encode(pt.Transformer):
-    """Encodes the column ``text``, whatever the encoder's text_field."""
-
-    def __init__(self, encoder: FairBiEncoder) -> None:
-        self.encoder = encoder
-
-    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        return inp.assign(doc_vec=cast(Any, list(self.encoder.encode_docs(inp["text"].tolist()))))
-
-
-def _folder_of(folder: Path, identity: EncoderIdentity) -> Path:
-    path = folder / identity.digest()
-    if not path.exists():
-        try:
-            with new_folder(path) as part, synced_file(part / _RECORD) as file:
-                file.write(seal(identity.to_dict()))
-        except OSError:
-            if not path.exists():
-                raise  # otherwise another process was faster
-    try:
-        there = EncoderIdentity.from_dict(read_record(path / _RECORD))
-    except FileNotFoundError as error:
-        raise ValueError(f"folder: {path} has no {_RECORD}, so its encoder is not known") from error
-    if lines := there.document_differences(identity):
-        raise DifferentEncoderError(
-            f"folder: {path} was made by {there.model!r} with other settings than {identity.model!r} has now: "
-            f"{'; '.join(lines)}. Remove it, or take another folder"
-        )
-    return path
-
-
-def _key_value_cache() -> Any:
-    try:
-        from pyterrier_caching import KeyValueCache  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError("a cache of vectors needs pyterrier-caching: pip install pyterrier-caching") from error
-    return KeyValueCache

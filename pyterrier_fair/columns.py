@@ -18,12 +18,7 @@ Records = list[dict[str, Any]]
 
 
 def read_texts(frame: pd.DataFrame, column: str, *, id_column: str = "docno") -> list[str]:
-    """Returns a text column after checking it.
-
-    Args:
-        frame: A frame with the column.
-        column: The name of the column.
-        id_column: The column by which errors name the rows; without it they are named by the frame's index.
+    """Returns a text column after checking it; errors name rows by ``id_column``, or else by the frame's index.
 
     Raises:
         ValueError: Two columns have the same name, or a text is missing (None, NaN, NA) or has a lone surrogate.
@@ -67,18 +62,8 @@ def encode_records(
 ) -> Iterator[tuple[Records, list[np.ndarray]]]:
     """Encodes a stream of records in windows of 4096, every distinct text of a window once; reads one window ahead.
 
-    Args:
-        encoder: Encodes the texts.
-        records: The records.
-        text_field: The key of the texts.
-        progress: Called with the number of records encoded since the last call.
-
-    Yields:
-        The records of each window, and one vector for each of them.
-
-    Raises:
-        ValueError: A text is missing or has a lone surrogate.
-        TypeError: A text is not a string.
+    ``progress`` is called with the number of records encoded since the last call. Yields the records of each window
+    with their vectors. Raises the errors of `read_texts`.
     """
     read: deque[tuple[Records, list[int]]] = deque()
 

@@ -1,14 +1,13 @@
-"""`FairIndex`: a FlexIndex that loses no work when it is interrupted and knows the encoder that made its vectors."""
+"""`FairIndex`: a FlexIndex that resumes an interrupted build and records the encoder that made its vectors."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyterrier as pt
 from pyterrier_dr import FlexIndex
@@ -22,6 +21,8 @@ from fair_indexing.pending import SourceChangedError
 from fair_indexing.records import Source, open_source
 from fair_indexing.shards import ShardFolder
 from pyterrier_fair.biencoder import FairBiEncoder, FairQueryEncoder
+from pyterrier_fair.columns import read_records
+from pyterrier_fair.retriever import IndexRetriever
 
 _REFUSED = {
     "doc_vec": "FairIndex encodes the documents itself, with the encoder it was given; leave out what adds vectors "
@@ -38,12 +39,10 @@ class FairIndex(pt.Indexer):
         index.index(dataset.get_corpus_iter())
         index.retriever() % 100
 
-    The same call of `index` resumes an interrupted one. Until the index is complete, its parts are in the folder
-    ``<path>.build``, and there is nothing at ``path``. The index records its encoder, and queries of another encoder
-    are refused. The calibration may differ, since queries are encoded plainly.
+    Calling `index` again resumes an interrupted build. Until the index is complete, its parts are in the folder
+    ``<path>.build``, and nothing exists at ``path``. The index records its encoder, and queries of another encoder are
+    refused. The calibration may differ, since queries are encoded without it.
     """
-
-    encodes_documents = True  # so that a doc encoder before it is refused
 
     def __init__(
         self,
@@ -67,22 +66,20 @@ class FairIndex(pt.Indexer):
         Raises:
             TypeError: ``encoder`` is not a FairBiEncoder.
         """
-        if not isinstance(encoder, FairBiEncoder):
-            raise TypeError(f"encoder: expected a FairBiEncoder, got {type(encoder).__name__}")
         self.path = str(Path(path))  # without a slash at its end
-        self.encoder = encoder
+        self.encoder = _bi_encoder(encoder)
         self.shard_size = shard_size
         self.tokens_per_batch = tokens_per_batch
         self.verbose = verbose
 
     def index(  # type: ignore[override]
-        self, iter: Iterable[Mapping[str, Any]] | pd.DataFrame
+        self, iter: Iterable[dict[str, Any]] | pd.DataFrame
     ) -> FairIndex:
-        """Encodes and indexes documents, or resumes an interrupted call.
+        """Encodes and indexes documents, or resumes an interrupted build.
 
-        To resume, give the same documents in the same order; those that are already encoded are compared, not encoded
-        again. A call that was killed after the index was complete, while it was tidying up, is resumed as well: then
-        only docnos are compared.
+        To resume, give the same documents in the same order. Documents that were encoded before are compared with what
+        was given then, and not encoded again. If the build was interrupted after the index was complete, only docnos
+        are compared.
 
         Args:
             iter: Dicts with ``docno`` and the encoder's ``text_field``.
@@ -91,23 +88,24 @@ class FairIndex(pt.Indexer):
             This index.
 
         Raises:
-            ValueError: There is an index already, there are fewer than two documents (the format cannot hold a single
-                one), a document comes with a vector (``doc_vec``), or a record cannot be indexed, which is named. Then
-                nothing is written at ``path``.
+            ValueError: The path exists, there are fewer than two documents (the format cannot hold a single one), a
+                document comes with a vector (``doc_vec``), or a record cannot be indexed. Nothing is written at
+                ``path`` then.
             TypeError: A docno or a text is not a string.
-            DifferentEncoderError: The interrupted call used another encoder or other settings.
-            SourceChangedError: The documents are not those of the interrupted call.
+            DifferentEncoderError: The interrupted build used another encoder or other settings.
+            SourceChangedError: The documents are not those of the interrupted build.
             FolderInUseError: Another process is building this index.
-            OSError: The disk is full, or cannot be written; what is complete is kept.
+            OSError: The disk is full or cannot be written; finished shards are kept.
         """
         target, work = Path(self.path), Path(f"{self.path}.build")
         shards, encoder = work / "shards", self.encoder
         if target.exists() and not (work.exists() and self.built()):
             raise ValueError(f"path: {target} exists; remove it to index anew, or take another path")
-        source = open_source(iter, text_field=encoder.text_field, refused=_REFUSED).started(2, reason=NO_SINGLE)
+        records = read_records(iter, encoder.text_field)
+        source = open_source(records, text_field=encoder.text_field, refused=_REFUSED).started(2, reason=NO_SINGLE)
         work.mkdir(parents=True, exist_ok=True)
         with locked(work):
-            if self.built() and not ShardFolder.exists(shards):  # killed while it was tidying up
+            if self.built() and not ShardFolder.exists(shards):  # interrupted while removing the parts
                 self._check_complete(source)
                 shutil.rmtree(work)
                 return self
@@ -123,16 +121,16 @@ class FairIndex(pt.Indexer):
                     tokens_per_batch=self.tokens_per_batch,
                     show_progress_bar=encoder.verbose if self.verbose is None else self.verbose,
                 )
-                if not target.exists():  # else an earlier call was killed between assembling and tidying up
+                if not target.exists():  # otherwise an earlier call was interrupted after this step
                     assemble_flex(built.shards, target)
-                os.rename(shards, work / "done")  # a folder that is removed in part must not look like a build
+                os.rename(shards, work / "done")  # so that a partly removed folder does not look like a build
             finally:
                 if not ShardFolder.exists(shards):
                     shutil.rmtree(work)
         return self
 
     def built(self) -> bool:
-        """Returns whether there is an index; it appears when it is complete."""
+        """Returns whether there is a complete index at ``path``."""
         return (Path(self.path) / "pt_meta.json").exists()
 
     def record(self) -> EncoderIdentity:
@@ -141,24 +139,22 @@ class FairIndex(pt.Indexer):
         Raises:
             ValueError: There is no index, or it was not made by a `FairIndex`.
         """
-        if not Path(self.path).exists():
-            raise ValueError(f"path: there is no index at {self.path}; call index() first")
+        self._check_exists()
         return read_manifest(self.path).encoder
 
     def flex(self) -> FlexIndex:
         """Returns the index as a `FlexIndex`, which accepts the vectors of any encoder.
 
-        The sizes of its files and samples of their contents are compared with those recorded when it was built;
+        The sizes of its files and samples of their contents are compared with those recorded by the build.
         ``fair_indexing.check_index(path, full=True)`` compares every byte.
 
         Raises:
             ValueError: There is no index.
-            DamagedFileError: A file is missing or is not what was written; it is named.
+            DamagedFileError: A file is missing, or its contents are not those recorded; the error names it.
         """
+        self._check_exists()
         if (Path(self.path) / RECORD).exists():
             check_index(self.path)
-        elif not self.built():
-            raise ValueError(f"path: there is no index at {self.path}; call index() first")
         return FlexIndex(self.path, verbose=self.encoder.verbose if self.verbose is None else self.verbose)
 
     def check(self, encoder: FairBiEncoder | None = None) -> None:
@@ -167,11 +163,14 @@ class FairIndex(pt.Indexer):
         The weights, modules, tokenizer, max_seq_length, query prompt, truncate_dim, normalization and similarity must
         be those of the encoder that made the index. The calibration and the prompt of documents may differ.
 
+        Args:
+            encoder: The encoder, or one of its query encoders; None means the index's own encoder.
+
         Raises:
-            DifferentEncoderError: They differ; every difference is named.
+            DifferentEncoderError: They cannot be compared; the error names every difference.
             ValueError: There is no index, or it was not made by a `FairIndex`.
         """
-        own, queries = self.record(), self._choose(encoder).identity()
+        own, queries = self.record(), _bi_encoder(self.encoder if encoder is None else encoder).identity()
         if lines := own.query_differences(queries):
             raise DifferentEncoderError(
                 f"encoder: the vectors of {self.path} were made by {own.model!r} with other settings than "
@@ -182,7 +181,7 @@ class FairIndex(pt.Indexer):
     def query_encoder(
         self, encoder: FairBiEncoder | None = None, verbose: bool | None = None, batch_size: int | None = None
     ) -> IndexQueryEncoder:
-        """Returns a transformer that adds ``query_vec``, checking each time that it fits this index.
+        """Returns a transformer that adds ``query_vec`` and checks each time that the encoder fits this index.
 
         Args:
             encoder: Encodes the queries; None means the index's own encoder.
@@ -193,7 +192,7 @@ class FairIndex(pt.Indexer):
             TypeError: ``encoder`` is not a FairBiEncoder.
             DifferentEncoderError: The queries cannot be compared with this index, as in `check`.
         """
-        encoder = self._choose(encoder)
+        encoder = _bi_encoder(self.encoder if encoder is None else encoder)
         self.check(encoder)
         return IndexQueryEncoder(encoder, self, verbose, batch_size)
 
@@ -212,42 +211,34 @@ class FairIndex(pt.Indexer):
             TypeError: ``encoder`` is not a FairBiEncoder.
             DifferentEncoderError: The queries cannot be compared with this index, as in `check`.
             ValueError: There is no index, or no such retriever.
-            DamagedFileError: A file of the index is missing or is not what was written; it is named.
+            DamagedFileError: As in `flex`.
         """
         kinds = sorted(name for name in dir(FlexIndex) if name.endswith("_retriever"))
         if kind not in kinds:
             raise ValueError(f"kind: expected one of {kinds}, got {kind!r}")
-        queries = self.query_encoder(encoder)
-        pipeline: pt.Transformer = queries >> IndexRetriever(getattr(self.flex(), kind)(**settings))
+        pipeline: pt.Transformer = self.query_encoder(encoder) >> IndexRetriever(getattr(self.flex(), kind)(**settings))
         return pipeline
 
     def index_inputs(self) -> list[list[str]]:
         """Returns the columns that `index` needs."""
         return [["docno", self.encoder.text_field]]
 
-    def _choose(self, encoder: object) -> FairBiEncoder:
-        """Returns the encoder of queries: the given one, that of a given query encoder, or the index's own."""
-        if encoder is None:
-            return self.encoder
-        if isinstance(encoder, FairQueryEncoder):
-            encoder = encoder.bi_encoder_model
-        if not isinstance(encoder, FairBiEncoder):
-            raise TypeError(f"encoder: expected a FairBiEncoder, got {type(encoder).__name__}")
-        return encoder
+    def _check_exists(self) -> None:
+        if not (self.built() or (Path(self.path) / RECORD).exists()):
+            raise ValueError(f"path: there is no index at {self.path}; call index() first")
 
     def _check_complete(self, source: Source) -> None:
-        """Checks that the complete index is what the present call would make."""
+        """Checks that the complete index has the settings and the docnos of the present call."""
         own, present = self.record(), self.encoder.identity()
         if lines := own.document_differences(present):
             raise DifferentEncoderError(
                 f"path: {self.path} is complete, and was made by {own.model!r} with other settings than "
                 f"{present.model!r} has now: {'; '.join(lines)}. Use the same settings, or take another path"
             )
-        docnos = (docno for window in source.windows(4096) for docno in window.docnos)
-        stored = self.flex().docnos()
-        if [*docnos] != [*stored]:
+        docnos = [docno for window in source.windows(4096) for docno in window.docnos]
+        if docnos != [*self.flex().docnos()]:
             raise SourceChangedError(
-                f"path: {self.path} is complete, and holds other documents; remove it to index anew, or take another "
+                f"path: {self.path} is complete and holds other documents; remove it to index anew, or take another "
                 "path"
             )
 
@@ -255,8 +246,17 @@ class FairIndex(pt.Indexer):
         return f"FairIndex({self.path!r}, {self.encoder!r})"
 
 
+def _bi_encoder(encoder: object) -> FairBiEncoder:
+    """Returns an encoder, or the encoder of a query encoder."""
+    if isinstance(encoder, FairQueryEncoder):
+        encoder = encoder.bi_encoder_model
+    if not isinstance(encoder, FairBiEncoder):
+        raise TypeError(f"encoder: expected a FairBiEncoder, got {type(encoder).__name__}")
+    return encoder
+
+
 class IndexQueryEncoder(FairQueryEncoder):
-    """Adds ``query_vec`` for one index, and refuses an encoder that was changed so that it does not fit the index."""
+    """Adds ``query_vec`` for one index, and refuses an encoder that was changed and no longer fits the index."""
 
     def __init__(
         self,
@@ -279,44 +279,3 @@ class IndexQueryEncoder(FairQueryEncoder):
 
     def _key(self) -> Hashable:
         return (super()._key(), self.index.path)
-
-
-class IndexRetriever(pt.Transformer):
-    """Retrieves with a retriever of a `FlexIndex`, also none or one result for a query.
-
-    For one result the retrievers of pyterrier_dr return arrays of length 1 in place of docno, docid, score and rank;
-    for none, arrays of length 0.
-    """
-
-    def __init__(self, retriever: pt.Transformer) -> None:
-        """Takes the retriever."""
-        self.retriever = retriever
-
-    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Retrieves for ``query_vec``, adding ``docno``, ``docid``, ``score`` and ``rank``."""
-        if getattr(self.retriever, "num_results", None) == 0:  # some retrievers cannot retrieve nothing
-            inp = inp.iloc[:0]
-        found = cast(pd.DataFrame, self.retriever(inp))
-        for column in ("docno", "docid", "score", "rank"):
-            if any(isinstance(value, np.ndarray) for value in found.get(column, ())):
-                found = found[[np.size(value) > 0 for value in found[column]]].reset_index(drop=True)
-                values = [np.atleast_1d(value) for value in found[column]]
-                found[column] = np.concatenate(values) if values else []
-        return found
-
-    def fuse_rank_cutoff(self, k: int) -> IndexRetriever | None:
-        """Returns a retriever of ``k`` results, if this one can be given that number."""
-        fuse = getattr(self.retriever, "fuse_rank_cutoff", None)
-        fused = None if fuse is None else fuse(k)
-        return None if fused is None else IndexRetriever(fused)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, IndexRetriever):
-            return NotImplemented
-        return bool(self.retriever == other.retriever)
-
-    def __hash__(self) -> int:
-        return hash((IndexRetriever, self.retriever))
-
-    def __repr__(self) -> str:
-        return repr(self.retriever)

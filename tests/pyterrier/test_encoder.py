@@ -18,8 +18,10 @@ from sentence_transformers import SentenceTransformer
 
 import pyterrier_fair
 from fair_calibration import DocumentCounts, EvenChunks, FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration.model_source import ModelNotFoundError
 from pyterrier_fair import PRESETS, FairBiEncoder
 from tests.conftest import TinyModel
+from tests.core.families import REFUSED, make_transformer, with_pooling
 from tests.core.tiny_models import document, documents
 from tests.pyterrier.conftest import QUERIES, TEXTS, MakeEncoder
 
@@ -46,7 +48,7 @@ def test_a_name_a_path_and_a_loaded_model_give_the_same_vectors(tiny_folder: Cal
     expected = calibrate(loaded, CONFIG).encode_document(TEXTS, normalize_embeddings=True)
     for encoder in encoders:
         assert np.array_equal(encoder.encode_docs(TEXTS), expected)
-        assert encoder.fair_config == CONFIG
+        assert encoder.config == CONFIG
     assert [e.model for e in encoders] == [str(folder), folder, loaded]
     assert [e.model_name for e in encoders[:2]] == [str(folder)] * 2
     assert encoders[0] == encoders[1]
@@ -67,9 +69,9 @@ def test_a_loaded_model_stays_plain(tiny_model: TinyModel) -> None:
 
 def test_a_calibrated_model_keeps_its_settings(tiny_model: TinyModel) -> None:
     fair = calibrate(tiny_model(), CONFIG)
-    assert FairBiEncoder(fair).fair_config == CONFIG
+    assert FairBiEncoder(fair).config == CONFIG
     encoder = FairBiEncoder(fair, strength=0.2, layers=1)
-    assert encoder.fair_config == FairConfig(basket_size=8, strength=0.2, layers=1)
+    assert encoder.config == FairConfig(basket_size=8, strength=0.2, layers=1)
     encoder.encode_docs(TEXTS)
     assert fair.fair_config == CONFIG
     assert fair.counts == DocumentCounts()
@@ -86,7 +88,7 @@ def saved(tiny_model: TinyModel, tmp_path: Path) -> tuple[Path, FairConfig]:
 def test_a_saved_calibrated_model_keeps_its_settings(saved: tuple[Path, FairConfig], tiny_model: TinyModel) -> None:
     folder, config = saved
     encoder = FairBiEncoder(folder)
-    assert encoder.fair_config == config
+    assert encoder.config == config
     assert (encoder.strength, encoder.layers, encoder.min_content) == (0.8, (1, 3), 10)
     expected = calibrate(tiny_model(), config).encode_document(TEXTS, normalize_embeddings=True)
     assert np.array_equal(encoder.encode_docs(TEXTS), expected)
@@ -96,7 +98,7 @@ def test_explicit_settings_override_the_saved_ones(saved: tuple[Path, FairConfig
     folder, _ = saved
     given = {"strength": 0.3, "basket_size": 16, "layers": 2, "isolate": "bos", "min_content": 5}
     encoder = FairBiEncoder(folder, **given)  # type: ignore[arg-type]
-    assert encoder.fair_config == FairConfig(**given)  # type: ignore[arg-type]
+    assert encoder.config == FairConfig(**given)  # type: ignore[arg-type]
     assert np.array_equal(encoder.encode_docs(TEXTS), make_encoder(**given).encode_docs(TEXTS))
     assert FairBiEncoder(folder, strength=0.0).strength == 0.0
 
@@ -104,7 +106,7 @@ def test_explicit_settings_override_the_saved_ones(saved: tuple[Path, FairConfig
 def test_a_config_overrides_all_of_the_saved_settings(saved: tuple[Path, FairConfig]) -> None:
     folder, _ = saved
     config = FairConfig(basket_size=16)
-    assert FairBiEncoder(folder, config).fair_config == config
+    assert FairBiEncoder(folder, config).config == config
 
 
 @pytest.mark.parametrize("wrong", [3, None, ["a"], b"path", torch.nn.Linear(2, 2)])
@@ -128,13 +130,13 @@ def test_presets(tiny_model: TinyModel, name: str) -> None:
     if isinstance(config, EvenChunks):  # the tiny model's inputs are short
         config = replace(config, chunk_size=98)
     encoder = FairBiEncoder(model, config, batch_size=3, text_field="body", max_seq_length=100)
-    assert encoder.fair_config == config
+    assert encoder.config == config
     assert (encoder.batch_size, encoder.text_field, encoder.max_seq_length) == (3, "body", 100)
     assert encoder == FairBiEncoder(model, config, batch_size=3, text_field="body", max_seq_length=100)
 
 
 def test_the_default_is_the_published_one(tiny_model: TinyModel) -> None:
-    assert FairBiEncoder(tiny_model()).fair_config == PRESETS["published"] == FairConfig()
+    assert FairBiEncoder(tiny_model()).config == PRESETS["published"] == FairConfig()
 
 
 def test_from_config_uses_every_setting(tiny_model: TinyModel) -> None:
@@ -151,7 +153,7 @@ def test_from_config_uses_every_setting(tiny_model: TinyModel) -> None:
     model = tiny_model()
     encoder = FairBiEncoder(model, config)
     expected = calibrate(model, config).encode_document(TEXTS, normalize_embeddings=True)
-    assert encoder.fair_config == config
+    assert encoder.config == config
     assert np.array_equal(encoder.encode_docs(TEXTS), expected)
 
 
@@ -233,7 +235,7 @@ def test_normalization(tiny_model: TinyModel, similarity: str, normalize: bool |
 @pytest.mark.parametrize("similarity", ["euclidean", "manhattan"])
 def test_a_similarity_that_pyterrier_does_not_retrieve_by(tiny_model: TinyModel, similarity: str) -> None:
     encoder = FairBiEncoder(tiny_model(similarity_fn_name=similarity))
-    text = f"similarity: PyTerrier retrieves by dot product or cosine, the model is for '{similarity}'"
+    text = f"similarity: PyTerrier retrieves by dot product or cosine, the model uses '{similarity}'"
     with pytest.raises(ValueError, match=text):
         encoder.scorer()
     with pytest.raises(ValueError, match=text):
@@ -630,7 +632,7 @@ def test_a_saved_folder_loaded_by_sentence_transformers_keeps_its_settings(
     config = FairConfig(basket_size=8, strength=0.9, layers=1)
     calibrate(tiny_model(), config).save(str(tmp_path))
     encoder = FairBiEncoder(SentenceTransformer(str(tmp_path), trust_remote_code=True))
-    assert encoder.fair_config == config
+    assert encoder.config == config
 
 
 def test_a_lone_surrogate_is_named(make_encoder: MakeEncoder) -> None:
@@ -659,7 +661,7 @@ def test_a_model_without_the_rest_of_its_last_layer(tiny_model: TinyModel) -> No
         encoder.layers = layers
         vectors = encoder.encode_docs(TEXTS)
         assert encoder.summary().pooled_row_only
-        whole = FairBiEncoder(plain, encoder.fair_config).encode_docs(TEXTS)
+        whole = FairBiEncoder(plain, encoder.config).encode_docs(TEXTS)
         np.testing.assert_allclose(vectors, whole, atol=1e-6)
 
 
@@ -700,20 +702,39 @@ def test_missing_folders_are_not_taken_for_names(name: str | Path, monkeypatch: 
         FairBiEncoder(name)
 
 
-def test_unknown_names_end_in_one_request_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def model_info(name: str) -> None:
+    def model_info(name: str, **_: Any) -> None:
         asked.append(name)
-        raise OSError("no\nroute")
+        raise OSError("no route\nto the hub")
 
     monkeypatch.setattr("huggingface_hub.model_info", model_info)
-    monkeypatch.setattr(FairSentenceTransformer, "__init__", None)  # not called
-    for name, names in (("BAAI/bge-m33", ["BAAI/bge-m33"]), ("bge", ["bge", "sentence-transformers/bge"])):
+    monkeypatch.setattr(SentenceTransformer, "__init__", None)  # not called
+    for name, names in (("BAAI/bge-m33", ["BAAI/bge-m33"]), ("bge", ["sentence-transformers/bge", "bge"])):
         asked.clear()
-        with pytest.raises(ValueError, match=r"is not a folder, not in the cache .* \(no route\)$"):
+        with pytest.raises(
+            ModelNotFoundError, match=r"is not a folder, not in the local cache, .* \(no route\); check"
+        ):
             FairBiEncoder(name)
         assert asked == names
+
+
+@pytest.mark.parametrize("source", ["loaded", "folder"])
+def test_a_model_that_attention_calibration_refuses_is_encoded_in_even_chunks(tmp_path: Path, source: str) -> None:
+    refused = next(each for each in REFUSED if each.name == "DiffLlama")
+    plain = with_pooling(make_transformer(refused.model_type, refused.settings), "mean")
+    plain.save_pretrained(str(tmp_path))
+    model: Any = plain if source == "loaded" else tmp_path
+    length = plain.max_seq_length
+    with pytest.raises(ValueError, match=refused.error):
+        FairBiEncoder(model, device="cpu")
+    config = EvenChunks(chunk_size=24)
+    encoder = FairBiEncoder(model, "even_chunks", chunk_size=24, max_seq_length=40, device="cpu")
+    expected = calibrate(plain, config, max_seq_length=40).encode_document(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(encoder.encode_docs(TEXTS), expected, atol=1e-6)
+    encoder.max_seq_length = None
+    assert encoder.calibrated_model().max_seq_length == length
 
 
 def test_config_is_a_setting(tiny_model: TinyModel) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 import torch
+from pyterrier_alpha import DataFrameBuilder
 from pyterrier_dr import FlexIndex
 from sentence_transformers import SentenceTransformer
 
@@ -58,19 +60,16 @@ class TestIndexing:
         other = FairIndex(tmp_path / "other", index.encoder).index([{**d, "text": d["text"] + " ba"} for d in DOCS])
         assert np.abs(index.flex().payload()[1] - other.flex().payload()[1]).max() < 1e-6
 
-    def test_a_doc_encoder_before_it_is_refused(self, encoder: FairBiEncoder, index: FairIndex) -> None:
-        with pytest.raises(ValueError, match=r"FairIndex encodes the documents itself, .* leave the doc encoder"):
-            encoder.doc_encoder() >> index
-
-    @pytest.mark.parametrize("stage", ["doc_encoder", "behind others", "encoder", "cache", "frame"])
+    @pytest.mark.parametrize("stage", ["doc_encoder", "after others", "grouped", "encoder", "cache", "frame"])
     def test_vectors_of_other_encoders_are_refused(
         self, make_encoder: MakeEncoder, index: FairIndex, tmp_path: Path, stage: str
     ) -> None:
         other = make_encoder(strength=0.1)
         same_text = pt.apply.text(lambda row: row["text"])
         pipelines: dict[str, Any] = {
-            "doc_encoder": lambda: same_text >> other.doc_encoder() >> index,
-            "behind others": lambda: (same_text >> other.doc_encoder()) >> index,
+            "doc_encoder": lambda: other.doc_encoder() >> index,
+            "after others": lambda: same_text >> other.doc_encoder() >> index,
+            "grouped": lambda: (same_text >> other.doc_encoder()) >> index,
             "encoder": lambda: other >> index,
             "cache": lambda: FairDocCache(tmp_path / "caches", other) >> index,
             "frame": lambda: index,
@@ -91,7 +90,7 @@ class TestIndexing:
 
     def test_records_the_encoder(self, built: FairIndex, encoder: FairBiEncoder) -> None:
         record = built.record()
-        assert record.fair_config == encoder.fair_config.to_dict()
+        assert record.fair_config == encoder.config.to_dict()
         assert record.model == encoder.model
 
     def test_what_is_there_stays(self, built: FairIndex) -> None:
@@ -117,7 +116,7 @@ class TestIndexing:
         assert built.index(iter(DOCS)) is built
         assert not work.exists()
         kill()
-        with pytest.raises(SourceChangedError, match="is complete, and holds other documents; remove it"):
+        with pytest.raises(SourceChangedError, match="is complete and holds other documents; remove it"):
             built.index(DOCS[::-1])
         with pytest.raises(DifferentEncoderError, match=r"fair_config.strength: 0.8 there, 0.3 now"):
             FairIndex(built.path, make_encoder(strength=0.3)).index(DOCS)
@@ -138,7 +137,7 @@ class TestIndexing:
         ("docs", "error", "match"),
         [
             ([], ValueError, "source: expected at least 2 documents, list has 0"),
-            (DOCS[:1], ValueError, "expected at least 2 documents, list has 1; a FlexIndex cannot hold a single one"),
+            (DOCS[:1], ValueError, "expected at least 2 documents, list has 1; a FlexIndex cannot hold a single document"),
             ([*DOCS, {"docno": 7, "text": ""}], TypeError, r"record 8: docno: expected str, got 7 \(int\)"),
             ([*DOCS, {"docno": "x", "text": None}], ValueError, r"record 8 \(docno 'x'\): text is missing"),
             ([*DOCS, {"docno": "x", "text": np.nan}], ValueError, r"record 8 \(docno 'x'\): text is missing"),
@@ -204,7 +203,7 @@ class TestResuming:
         assert Path(f"{index.path}.build").exists()
         encoder.strength = 0.3
         FairIndex(index.path, encoder).index(DOCS)
-        assert index.record().fair_config == encoder.fair_config.to_dict()
+        assert index.record().fair_config == encoder.config.to_dict()
         assert not Path(f"{index.path}.build").exists()
 
     def test_other_documents_are_refused(self, index: FairIndex) -> None:
@@ -400,6 +399,31 @@ class TestNumbersOfResults:
         found = built.retriever(num_results=1)(topics[:0])
         assert len(found) == 0
         assert {"docno", "score", "rank"} <= set(found.columns)
+
+    @pytest.mark.parametrize("sizes", itertools.permutations([0, 1, 2, 5]))
+    def test_of_different_sizes_in_one_batch(
+        self, built: FairIndex, topics: pd.DataFrame, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As the retrievers of Faiss do, which leave out what they did not find."""
+
+        def retriever(index: FlexIndex) -> pt.Transformer:
+            docnos = index.docnos()
+
+            def retrieve(queries: pd.DataFrame) -> pd.DataFrame:
+                builder = DataFrameBuilder(["docno", "docid", "score", "rank"])
+                for qid in queries["qid"]:
+                    ids = np.arange(sizes[int(qid[1:])])
+                    builder.extend({"docno": docnos.fwd[ids], "docid": ids, "score": -1.0 * ids, "rank": ids})
+                return builder.to_df(queries)
+
+            return pt.apply.generic(retrieve)
+
+        monkeypatch.setattr(FlexIndex, "partial_retriever", retriever, raising=False)
+        found = built.retriever(kind="partial_retriever")(topics[:4])
+        expected = [(f"q{i}", DOCS[j]["docno"], j, -float(j), j) for i, n in enumerate(sizes) for j in range(n)]
+        assert flat(found) == expected
+        assert list(found.columns) == list(built.retriever()(topics[:4]).columns)
+        assert [found[column].dtype.kind for column in ("docid", "score", "rank")] == ["i", "f", "i"]
 
     def test_in_an_experiment_and_before_get_text(
         self, built: FairIndex, topics: pd.DataFrame, qrels: pd.DataFrame

@@ -375,7 +375,7 @@ def test_a_pipeline_of_a_saved_calibrated_model(
     encoder = make_encoder()
     encoder.calibrated_model().save(str(tmp_path / "saved"))
     again = FairBiEncoder(tmp_path / "saved", strength=0.8)
-    assert again.fair_config == encoder.fair_config
+    assert again.config == encoder.config
     assert by_pair(again(pairs)) == by_pair(encoder(pairs))
     assert again != encoder  # another path
     assert FairBiEncoder(tiny_folder()).strength == 0.5
