@@ -482,7 +482,7 @@ def test_even_chunks(base: SentenceTransformer) -> None:
     config = EvenChunks(chunk_size=16)
     encoder = FairEncoder(base, config="even_chunks", chunk_size=16)
     assert encoder.fair_config == config
-    assert str(encoder.mteb_model_meta.name).endswith("@even_chunks,strength=1.0,chunk_size=16")
+    assert str(encoder.mteb_model_meta.name).endswith("@even_chunks,strength=0.8,chunk_size=16")
     expected = calibrate(base, config).encode_document(TEXTS)
     np.testing.assert_allclose(encode(encoder, "document"), expected, atol=2e-6)
     np.testing.assert_allclose(encode(encoder, "query"), base.encode_query(TEXTS), atol=2e-6)

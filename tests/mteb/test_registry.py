@@ -57,7 +57,7 @@ class TestModels:
     def test_single_settings(self) -> None:
         name = mteb_fair.register_model("BAAI/bge-m3", config="full", strength=0.75, max_seq_length=512)
         assert name == "mteb_fair/BAAI__bge-m3@strength=0.75,isolated_share=equal,max_seq_length=512"
-        assert mteb_fair.register_model("BAAI/bge-m3", config="even_chunks").endswith("@even_chunks,strength=1.0")
+        assert mteb_fair.register_model("BAAI/bge-m3", config="even_chunks").endswith("@even_chunks,strength=0.8")
 
     def test_facts_are_those_of_the_base(self) -> None:
         base = mteb.get_model_meta("BAAI/bge-m3")
