@@ -16,8 +16,7 @@ from tokenizers.processors import TemplateProcessing
 
 from fair_calibration import DocumentCounts, EvenChunks, FairConfig, FairSentenceTransformer, calibrate
 from fair_indexing.encode import encode_texts
-from fair_indexing.text_encoder import TextEncoder, default_tokens_per_batch
-from fair_indexing.text_encoder import TOKENS_PER_BATCH, TOKENS_PER_CPU_BATCH
+from fair_indexing.text_encoder import TOKENS_PER_BATCH, TOKENS_PER_CPU_BATCH, TextEncoder, default_tokens_per_batch
 from tests.core.tiny_models import document, documents
 
 TinyModel = Callable[..., SentenceTransformer]

@@ -10,9 +10,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, calibrate
-from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
+from fair_calibration.identity import DifferentEncoderError, EncoderIdentity, resolve_normalize
 from fair_indexing.manifest import Manifest, check_same, describe_environment, environment_differences
-from fair_calibration.identity import resolve_normalize
 from tests.conftest import TinyModel
 from tests.indexing.manifests import RECORD, manifest
 
