@@ -17,7 +17,7 @@ from fair_indexing.lock import locked
 from fair_indexing.manifest import Manifest
 from fair_indexing.shards import Completion, ShardFolder
 
-NO_SINGLE = "a FlexIndex cannot hold a single document, as its format of docnos (npids) divides by zero"
+NO_SINGLE = "a FlexIndex cannot hold a single one, as its format of docnos (npids) divides by zero"
 
 
 def assemble_flex(build: str | os.PathLike[str] | ShardFolder, out: str | os.PathLike[str]) -> Path:

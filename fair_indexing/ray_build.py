@@ -32,7 +32,7 @@ _SECONDS = 5  # between updates of the progress bar, and for killed workers to e
 
 
 class WorkerDiedError(ChildProcessError):
-    """Several workers in a row died while they encoded the same part."""
+    """Several workers died while they encoded the same part."""
 
 
 def build_on_ray(
@@ -77,7 +77,7 @@ def build_on_ray(
 
     Raises:
         ImportError: Ray is not installed.
-        WorkerDiedError: Several workers in a row died while they encoded the same part.
+        WorkerDiedError: Several workers died while they encoded the same part.
         TypeError: ``load_model`` is not a function, or the source can be read only once.
         Exception: The errors of `build`, with their own type and a note that names the machine of the worker.
     """

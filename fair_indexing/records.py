@@ -120,7 +120,7 @@ def open_source(
     Args:
         source: A file of JSON lines (.jsonl, .ndjson, .json, also .gz) or Parquet; a folder of such files and no
             others, read in the order of their names (names that begin with "." or "_" are skipped); or an iterable of
-            dicts, such as a list or a Hugging Face ``Dataset``. One with a length and access by index can be read
+            dicts, such as a list or a Hugging Face ``Dataset``, or a DataFrame. One with a length and access by index can be read
             twice, as files can. A file may end with blank lines.
         docno_field: The column or key of the docnos.
         text_field: The column or key of the texts.
@@ -137,11 +137,13 @@ def open_source(
     fields = Fields(docno_field, text_field, refused or {})
     if isinstance(source, (str, os.PathLike)):
         return _open_files(Path(source), fields)
-    if hasattr(source, "to_dict") and hasattr(source, "columns"):  # its iterator yields the names of its columns
-        raise TypeError("source: expected an iterable of dicts, got a DataFrame; give df.to_dict('records')")
-    if isinstance(source, Mapping) or not hasattr(source, "__iter__"):
-        raise TypeError(f"source: expected a file, a folder or an iterable of dicts, got {type(source).__name__}")
     name = type(source).__name__
+    if hasattr(source, "to_dict") and hasattr(source, "columns"):  # a DataFrame
+        if not source.columns.is_unique:
+            raise ValueError(f"source: expected one column of each name, got {list(source.columns)[:10]}; rename some")
+        source = source.to_dict("records")
+    if isinstance(source, Mapping) or not hasattr(source, "__iter__"):
+        raise TypeError(f"source: expected a file, a folder or an iterable of dicts, got {name}")
 
     def locate(number: int) -> str:
         return f"{name}, record {number}"

@@ -17,12 +17,16 @@ def load(path: str) -> FairSentenceTransformer:
 
 
 def load_with_fault(path: str, fault: str, shard: int, marker: Path) -> FairSentenceTransformer:
-    """Loads the model, and lets the first worker that writes a shard die or find the disk full; the marker names it."""
+    """Loads the model, and lets the first worker that writes a shard die or find the disk full; the marker names it.
+
+    With a folder as the marker it happens to every worker.
+    """
     real = os.rename
 
     def rename(source: Any, target: Any, **kwargs: Any) -> None:
-        if Path(target).name == f"{shard:012d}" and not marker.exists():
-            marker.write_text(str(os.getpid()))
+        if Path(target).name == f"{shard:012d}" and not marker.is_file():
+            if not marker.is_dir():
+                marker.write_text(str(os.getpid()))
             {"kill": kill, "disk full": disk_full}[fault]()
         real(source, target, **kwargs)
 

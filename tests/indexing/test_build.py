@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -325,14 +324,20 @@ class TestFaults:
         self, model: FairSentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = set(threading.enumerate())
-        monkeypatch.setattr(ShardFolder, "write", lambda *_, **__: disk_full())
+        failed = threading.Event()
+
+        def fail(*_: Any, **__: Any) -> None:
+            failed.set()
+            disk_full()
+
+        monkeypatch.setattr(ShardFolder, "write", fail)
         prepare = TextEncoder.prepare
         prepared: list[int] = []
 
         def slow(self: TextEncoder, texts: Any, names: Any) -> Any:
             prepared.append(len(texts))
             if len(prepared) == 3:  # the error comes meanwhile
-                time.sleep(1)
+                failed.wait()
             return prepare(self, texts, names)
 
         monkeypatch.setattr(TextEncoder, "prepare", slow)

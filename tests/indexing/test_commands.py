@@ -88,6 +88,27 @@ def test_status_of_what_is_not_complete(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Documents of damaged shards are encoded again: the same build command" in out
 
 
+def test_parts(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i, n in ((0, 4), (1, 3)):
+        assert main([*arguments, "--part", f"{i}/2"]) == 0
+        assert (
+            f"{n} vectors encoded now in part {i} of 2 of {tmp_path / 'b'}\nNext: after all" in capsys.readouterr().out
+        )
+    assert main(["status", str(tmp_path / "b")]) == 1
+    assert main(arguments) == 0
+    assert "7 vectors of 32 dimensions" in (out := capsys.readouterr().out)
+    assert "0 of them encoded now" in out
+
+
+@pytest.mark.parametrize("value", ["2/2", "1", "a/2", "-1/2", "1/"])
+def test_parts_that_do_not_exist(arguments: list[str], value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*arguments, f"--part={value}"])
+    assert (
+        f"argument --part: expected I/N with I from 0 to N - 1, such as 0/4, got '{value}'" in capsys.readouterr().err
+    )
+
+
 def test_plain(arguments: list[str], tmp_path: Path) -> None:
     arguments = arguments[: arguments.index("--config")]
     assert main([*arguments, "--plain"]) == 0
@@ -105,6 +126,7 @@ def test_plain(arguments: list[str], tmp_path: Path) -> None:
             "--device: expected devices of this machine, such as 'cpu' or 'cuda:0', got 'cuda:99'",
         ),
         (["--max-seq-length", "1000000"], "max_seq_length: the model has positions for 130 tokens, got 1000000"),
+        (["--part", "0/2", "--ray", "2"], "--part: --ray divides the build into parts itself; leave --part out"),
         (["--config", "{bad"], "config: expected the name of a preset"),
         (["--config", "[1]"], "expected a mapping"),
         (["--config", ""], "config: expected the name of a preset"),

@@ -7,10 +7,9 @@ import logging
 import pickle
 import re
 import shutil
+import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fair_indexing.ray_data import _own_errors, _warn_of_too_little, build_on_ray
-from fair_indexing.shard_worker import ShardWorker, WorkerDiedError
-from fair_indexing.slices import open_slices
 
 import fair_indexing
-from fair_calibration import FairConfig, FairSentenceTransformer
+from fair_calibration import FairSentenceTransformer
 from fair_calibration.commands import main
-from fair_calibration.identity import DifferentEncoderError, EncoderIdentity
-from fair_indexing.builder import Build, build
+from fair_calibration.identity import DifferentEncoderError
+from fair_indexing import ray_build
+from fair_indexing.builder import Build, build, finish_build
 from fair_indexing.duplicates import DuplicateDocnoError
-from fair_indexing.files import digest_strings
-from fair_indexing.manifest import Manifest, describe_environment
-from fair_indexing.pending import SourceChangedError, open_build
+from fair_indexing.pending import SourceChangedError
+from fair_indexing.ray_build import Worker, WorkerDiedError, _warn_of_too_little, build_on_ray
 from fair_indexing.records import open_source
 from fair_indexing.shards import IncompleteBuildError, ShardFolder
-from fair_indexing.text_encoder import TextEncoder
 from tests.core.tiny_models import documents
 from tests.indexing.faults import tree
 from tests.indexing.ray_workers import CONFIG, load, load_with_fault
@@ -43,7 +38,6 @@ from tests.indexing.ray_workers import CONFIG, load, load_with_fault
 LENGTHS = [50, 12, 30, 90, 64, 21, 77, 41, 5, 33, 60]
 DOCS = [{"docno": f"d{i}", "text": text} for i, text in enumerate(documents(LENGTHS))]
 SIZE = 2  # five shards of 2 documents, one of 1
-FIELDS = {"docno_field": "docno", "text_field": "text"}
 Loader = Callable[[], FairSentenceTransformer]
 
 
@@ -94,42 +88,6 @@ def run(load_model: Any, source: Any, folder: Path, **settings: Any) -> Build:
     return build_on_ray(load_model, source, folder, **{"shard_size": SIZE, "show_progress_bar": False, **settings})
 
 
-def manifest(model: FairSentenceTransformer, source: Any, **environment: Any) -> Manifest:
-    return Manifest(
-        encoder=EncoderIdentity.of(model),
-        shard_size=SIZE,
-        source={"name": str(source), "documents": None},
-        environment={**describe_environment(model, tokens_per_batch=4096), **environment},
-    )
-
-
-def a_worker(load_model: Loader, source: Any, folder: Path, *, environment: Any = None) -> ShardWorker:
-    """Begins a build and returns a worker at it, in this process."""
-    plan = manifest(load_model(), source, **(environment or {}))
-    with open_build(folder, plan, open_source(source)):
-        pass
-    settings = {"strength": None, "normalize": None, "tokens_per_batch": None}
-    slices = open_slices(source, **FIELDS)
-    return ShardWorker(
-        load_model=load_model, manifest=plan.to_dict(), folder=str(folder), slices=slices, settings=settings
-    )
-
-
-def rows(source: Any) -> list[dict[str, Any]]:
-    return [
-        {
-            "start": window.start,
-            "count": len(window.docnos),
-            "docnos": digest_strings(window.docnos),
-            "texts": digest_strings(window.texts),
-            "slices": json.dumps(place),
-        }
-        for window, place in zip(
-            open_source(source).windows(SIZE), open_slices(source, **FIELDS).cut(SIZE), strict=True
-        )
-    ]
-
-
 @pytest.mark.usefixtures("cluster")
 class TestOnRay:
     """Runs Ray; what follows does not, as every worker process takes seconds to start."""
@@ -141,6 +99,14 @@ class TestOnRay:
         assert tree(tmp_path / "b") == alone
         assert done.completion.documents == done.encoded == len(DOCS)
         assert run(load_model, source, tmp_path / "b").encoded == 0
+
+    def test_a_part_whose_workers_die_again_and_again(
+        self, path: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ray_build, "_ATTEMPTS", 2)
+        with pytest.raises(WorkerDiedError, match="2 workers died while they encoded part 0 of 4; most often memory"):
+            run(partial(load_with_fault, path, "kill", 0, tmp_path), source, tmp_path / "b", workers=1)
+        assert build(load(path), source, tmp_path / "b", shard_size=SIZE).encoded == 4  # the folder is free
 
     def test_going_on_with_what_one_machine_began_and_the_other_way_round(
         self, path: str, model: FairSentenceTransformer, tmp_path: Path
@@ -157,21 +123,19 @@ class TestOnRay:
         (shards / f"{10:012d}" / "vectors.npy").write_bytes(b"damaged")
         kept = {start: (shards / f"{start:012d}").stat().st_ino for start in (0, 6)}
 
-        with pytest.raises(OSError, match="No space left") as caught:  # and Ray lets the other shard in work be ended
+        with pytest.raises(OSError, match="No space left") as caught:
             run(partial(load_with_fault, path, "disk full", 8, tmp_path / "full"), dataset, folder, workers=1)
         assert caught.value.errno == errno.ENOSPC
         notes = " ".join(caught.value.__notes__)
-        assert re.search(r"000000000008 .* In the worker on .*, with documents 8 to 9\.", notes)
-        assert (
-            {2, 4} <= set(ShardFolder(folder).starts()) <= {0, 2, 4, 6, 10}
-        )  # two at a time: 10 may have been at work
+        assert re.search(r"000000000008 .* In the worker on .*, in part 0 of 4", notes)
+        assert 8 not in ShardFolder(folder).starts()
         assert {start: (shards / f"{start:012d}").stat().st_ino for start in kept} == kept
         with pytest.raises(IncompleteBuildError, match="not complete"):
             ShardFolder(folder).completion()
 
         done = build(model, dataset, folder, shard_size=SIZE, show_progress_bar=False)
         assert tree(folder) == alone
-        assert done.encoded in (2, 3)
+        assert done.encoded >= 2
 
     def test_what_cannot_be_indexed_is_refused_before_it_is_encoded(
         self, path: str, source: Path, tmp_path: Path
@@ -189,52 +153,33 @@ class TestOnRay:
 
 
 class TestWorker:
+    def worker(self, load_model: Loader, source: Path, folder: Path) -> Worker:
+        return Worker(
+            load_model=load_model,
+            source=source,
+            folder=folder,
+            fields={},
+            as_checked={"name": str(source), "documents": len(DOCS), "rereadable": False},
+            settings={"shard_size": SIZE},
+        )
+
     def test_writes_what_a_build_writes(self, path: str, source: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
-        worker = a_worker(partial(load, path), source, tmp_path / "b")
-        with ThreadPoolExecutor(max_workers=2) as threads:
-            done = list(threads.map(worker, reversed(rows(source))))
-        assert {(row["start"], row["count"], row["notes"]) for row in done} == {
-            (start, 2 - (start == 10), "") for start in range(0, 11, 2)
-        }
-        ShardFolder(tmp_path / "b").finish(len(DOCS))
-        assert tree(tmp_path / "b") == alone
-
-    def test_keeps_openmp_threads_only_while_it_uses_them(
-        self, path: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        used: list[threading.Thread] = []
-
-        def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapper(*args: Any) -> Any:
-                used.append(threading.current_thread())
-                return method(*args)
-
-            return wrapper
-
-        monkeypatch.setattr(TextEncoder, "prepare", recorded(TextEncoder.prepare))
-        monkeypatch.setattr(TextEncoder, "encode", recorded(TextEncoder.encode))
-        worker = a_worker(recorded(partial(load, path)), source, tmp_path / "b")
-        used.clear()  # of what the test loaded
-        (row, *_) = rows(source)
-        worker(row)
-        assert len(used) == 3
-        assert not [thread for thread in used if thread.is_alive()]  # as the one that calls is
-
-    def test_loads_the_model_once(self, path: str, source: Path, tmp_path: Path) -> None:
         loads = []
 
         def counted() -> FairSentenceTransformer:
             loads.append(1)
             return load(path)
 
-        worker = a_worker(counted, source, tmp_path / "b")
-        loads.clear()
-        with ThreadPoolExecutor(max_workers=2) as threads:
-            list(threads.map(worker, rows(source)))
+        worker = self.worker(counted, source, tmp_path / "b")
+        assert [worker.encode((i, 4)) for i in range(4)] == [4, 3, 2, 2]
         assert len(loads) == 1
+        with pytest.raises(IncompleteBuildError):
+            ShardFolder(tmp_path / "b").completion()
+        finish_build(tmp_path / "b", open_source(source))
+        assert tree(tmp_path / "b") == alone
 
-    def test_refuses_other_weights(self, path: str, source: Path, tmp_path: Path) -> None:
-        worker = a_worker(partial(load, path), source, tmp_path / "b")
+    def test_refuses_other_weights_and_names_the_machine(self, path: str, source: Path, tmp_path: Path) -> None:
+        self.worker(partial(load, path), source, tmp_path / "b").encode((0, 2))
 
         def other() -> FairSentenceTransformer:
             model = load(path)
@@ -242,64 +187,17 @@ class TestWorker:
                 next(iter(model.parameters()))[0, 0] += 1
             return model
 
-        worker._load_model = other
-        with pytest.raises(DifferentEncoderError, match=r"the worker on .* is not the one of the build .*: weights: "):
-            worker(rows(source)[0])
-        assert ShardFolder(tmp_path / "b").starts() == []
-
-    def test_refuses_other_settings(self, path: str, source: Path, tmp_path: Path) -> None:
-        worker = a_worker(partial(load, path), source, tmp_path / "b")
-        worker._load_model = partial(FairSentenceTransformer, path, config=FairConfig(strength=0.1), device="cpu")
-        with pytest.raises(DifferentEncoderError, match=r"fair_config.strength: 0.8 there, 0.1 now"):
-            worker(rows(source)[0])
-
-    def test_notes_another_environment(self, path: str, source: Path, tmp_path: Path) -> None:
-        worker = a_worker(partial(load, path), source, tmp_path / "b", environment={"machine": "abacus"})
-        done = worker(rows(source)[0])
-        assert "last bits may differ: machine: 'abacus' there" in done["notes"]
+        with pytest.raises(DifferentEncoderError, match="weights: ") as caught:
+            self.worker(other, source, tmp_path / "b").encode((1, 2))
+        assert caught.value.__notes__ == [f"In the worker on {socket.gethostname()}, in part 1 of 2."]
+        assert ShardFolder(tmp_path / "b").starts() == [0, 4, 8]
 
     def test_refuses_a_source_that_has_changed(self, path: str, source: Path, tmp_path: Path) -> None:
-        worker = a_worker(partial(load, path), source, tmp_path / "b")
-        first, second, *_ = rows(source)
+        self.worker(partial(load, path), source, tmp_path / "b").encode((0, 2))
         file = source / "a.jsonl"
-        changed = file.read_text().replace(DOCS[0]["text"], DOCS[0]["text"][::-1])  # as long
-        file.write_text(changed)
-        with pytest.raises(SourceChangedError, match="not those that were checked before") as caught:
-            worker(first)
-        assert caught.value.__notes__[-1].endswith("with documents 0 to 1.")
-        worker(second)
-        file.write_text("x" + changed)
-        with pytest.raises(SourceChangedError, match="not as it was when it was checked"):
-            worker(first)
-        file.write_text(changed.replace('"text"', '"body"'))
-        with pytest.raises(SourceChangedError, match=r"a.jsonl: a record has no 'text'"):
-            worker(first)
-        file.unlink()
-        with pytest.raises(FileNotFoundError, match=r"a\.jsonl"):
-            worker(first)
-        assert ShardFolder(tmp_path / "b").starts() == [2]
-
-    def test_gives_up_documents_over_which_workers_die(self, path: str, source: Path, tmp_path: Path) -> None:
-        worker = a_worker(partial(load, path), source, tmp_path / "b")
-        deaths = [tmp_path / "b" / "shards" / f".{2:012d}~attempt-{i}.part" for i in range(4)]
-        for attempt in deaths[:3]:
-            attempt.touch()
-        worker(rows(source)[1])
-        assert not deaths[3].exists()
-        deaths[3].touch()
-        with pytest.raises(WorkerDiedError, match="4 workers died while they were at these documents") as caught:
-            worker(rows(source)[1])
-        assert caught.value.__notes__[-1].endswith("with documents 2 to 3.")
-        worker(rows(source)[0])
-        with open_build(tmp_path / "b", worker._manifest, open_source(source)):
-            assert not any(attempt.exists() for attempt in deaths)  # another run begins anew
-
-    def test_keeps_no_attempt_that_ended_with_an_error(self, path: str, source: Path, tmp_path: Path) -> None:
-        worker = a_worker(partial(load, path), source, tmp_path / "b")
-        for _ in range(5):
-            with pytest.raises(SourceChangedError):
-                worker({**rows(source)[0], "texts": "0"})
-        worker(rows(source)[0])
+        file.write_text(file.read_text().replace(DOCS[0]["text"], DOCS[0]["text"][::-1]))
+        with pytest.raises(SourceChangedError, match="the source has changed"):
+            self.worker(partial(load, path), source, tmp_path / "b").encode((1, 2))
 
 
 class TestArguments:
@@ -308,14 +206,13 @@ class TestArguments:
             with pytest.raises(TypeError, match=r"load_model: expected a function .*functools.partial"):
                 run(value, source, tmp_path / "b")
 
-    @pytest.mark.parametrize("workers", [0, (0, 2), (3, 2)])
-    def test_workers(self, path: str, source: Path, tmp_path: Path, workers: Any) -> None:
-        with pytest.raises(ValueError, match="workers: expected"):
-            run(partial(load, path), source, tmp_path / "b", workers=workers)
+    def test_workers(self, path: str, source: Path, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="workers: expected an integer of at least 1, got 0"):
+            run(partial(load, path), source, tmp_path / "b", workers=0)
 
     def test_sources(self, path: str, tmp_path: Path) -> None:
-        with pytest.raises(TypeError, match="workers read from a file"):
-            run(partial(load, path), DOCS, tmp_path / "b")
+        with pytest.raises(TypeError, match="expected one that can be read twice, got list_iterator; write it to a"):
+            run(partial(load, path), iter(DOCS), tmp_path / "b")
         with pytest.raises(FileNotFoundError, match="no such file"):
             run(partial(load, path), tmp_path / "docs.jsonl", tmp_path / "b")
 
@@ -323,7 +220,7 @@ class TestArguments:
         with caplog.at_level(logging.WARNING, logger="fair_indexing"):
             _warn_of_too_little({"CPU": 2.0}, {"num_cpus": 2, "num_gpus": 0.5})
         assert [record.getMessage() for record in caplog.records] == [
-            "num_gpus: a worker needs 0.5, the cluster has 0: unless it grows, Ray waits for ever"
+            "num_gpus: a worker needs 0.5, the cluster has 0: unless it grows, Ray waits forever"
         ]
 
 
@@ -336,7 +233,7 @@ class TestCommand:
             model = pickle.loads(pickle.dumps(load_model))()  # as a worker gets it
             return build(model, *places, shard_size=4, show_progress_bar=False)
 
-        monkeypatch.setattr("fair_indexing.ray_data.build_on_ray", fake)
+        monkeypatch.setattr("fair_indexing.ray_build.build_on_ray", fake)
         command = ["build", path, str(source), str(tmp_path / "b"), "--config", CONFIG.to_json()]
         options = ["--max-seq-length", "40", "--shard-size", "4", "--quiet", "--no-resume"]
         assert main([*command, *options, "--ray", "3", "--gpus-per-worker", "0.5"]) == 0
@@ -375,9 +272,3 @@ class TestRayItself:
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(ImportError, match=r"pip install 'fair-calibration\[ray\]'"):
             run(partial(load, path), source, tmp_path / "b")
-
-    def test_errors_of_its_own_stay(self) -> None:
-        import ray
-
-        with pytest.raises(ray.exceptions.OutOfMemoryError, match="node 7"), _own_errors():
-            raise ray.exceptions.OutOfMemoryError("node 7")

@@ -86,10 +86,12 @@ class TestKinds:
         assert (streamed.documents, streamed.rereadable) == (None, False)
         assert pairs(streamed) == PAIRS
 
-    def test_a_frame_is_refused(self) -> None:
-        with pytest.raises(TypeError, match=r"got a DataFrame; give df.to_dict\('records'\)"):
-            open_source(pd.DataFrame(DOCS))
-        assert pairs(open_source(pd.DataFrame(DOCS).to_dict("records"))) == PAIRS
+    def test_a_frame(self) -> None:
+        source = open_source(pd.DataFrame(DOCS))
+        assert (source.documents, source.rereadable) == (5, True)
+        assert pairs(source) == PAIRS
+        with pytest.raises(ValueError, match="DataFrame, record 0 .*: expected 'body'"):
+            pairs(open_source(pd.DataFrame(DOCS), text_field="body"))
 
     def test_iterables(self) -> None:
         assert pairs(open_source(DOCS)) == PAIRS
@@ -140,17 +142,21 @@ class TestKinds:
             open_source(tmp_path)
 
     def test_columns_of_one_name(self, tmp_path: Path) -> None:
+        frame = pd.DataFrame([["a", "x", "y"]], columns=["docno", "text", "text"])
+        with pytest.raises(ValueError, match=r"source: expected one column of each name, got .*; rename some"):
+            open_source(frame)
         columns = [pa.array(["a"]), pa.array(["x"]), pa.array(["b"])]
         pq.write_table(pa.Table.from_arrays(columns, ["docno", "text", "docno"]), tmp_path / "docs.parquet")
         with pytest.raises(ValueError, match=r"docs.parquet: docno: expected one column of this name, got 2"):
             open_source(tmp_path / "docs.parquet")
 
-    @pytest.mark.parametrize("name", ["list", "iterator", "dataset", "docs.jsonl", "docs.parquet"])
+    @pytest.mark.parametrize("name", ["list", "iterator", "frame", "dataset", "docs.jsonl", "docs.parquet"])
     def test_fields_that_are_refused(self, tmp_path: Path, name: str) -> None:
         docs = [{**doc, "doc_vec": [0.5]} for doc in DOCS]
         kinds: dict[str, Callable[[], Any]] = {
             "list": lambda: docs,
             "iterator": lambda: iter(docs),
+            "frame": lambda: pd.DataFrame(docs),
             "dataset": lambda: pytest.importorskip("datasets").Dataset.from_list(docs),
         }
         source = kinds[name]() if name in kinds else WRITERS[name](tmp_path / name, docs)
