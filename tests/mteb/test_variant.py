@@ -25,9 +25,9 @@ class TestVariant:
         assert variant(max_seq_length=512).name.endswith("@strength=0.5,max_seq_length=512")
 
     def test_names_of_even_chunks(self) -> None:
-        assert variant(config=EvenChunks()).name == "mteb_fair/BAAI__bge-m3@even_chunks,strength=1.0"
+        assert variant(config=EvenChunks()).name == "mteb_fair/BAAI__bge-m3@even_chunks,strength=0.8"
         config = EvenChunks(chunk_size=64, ridge=0.1)
-        assert variant(config=config).name == "mteb_fair/BAAI__bge-m3@even_chunks,strength=1.0,chunk_size=64,ridge=0.1"
+        assert variant(config=config).name == "mteb_fair/BAAI__bge-m3@even_chunks,strength=0.8,chunk_size=64,ridge=0.1"
 
     @pytest.mark.parametrize(
         "settings",

@@ -758,7 +758,7 @@ def test_repr_and_str(make_encoder: MakeEncoder, tiny_model: TinyModel) -> None:
     )
     assert str(encoder) == f"FairBiEncoder({encoder.model!r})"
     chunks = FairBiEncoder(tiny_model(), EvenChunks(chunk_size=24))
-    assert repr(chunks).endswith(", 'even_chunks', strength=1.0, chunk_size=24)")
+    assert repr(chunks).endswith(", 'even_chunks', strength=0.8, chunk_size=24)")
 
 
 def test_copies_have_identities_of_their_own(make_encoder: MakeEncoder) -> None:

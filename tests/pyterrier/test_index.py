@@ -137,7 +137,11 @@ class TestIndexing:
         ("docs", "error", "match"),
         [
             ([], ValueError, "source: expected at least 2 documents, list has 0"),
-            (DOCS[:1], ValueError, "expected at least 2 documents, list has 1; a FlexIndex cannot hold a single document"),
+            (
+                DOCS[:1],
+                ValueError,
+                "expected at least 2 documents, list has 1; a FlexIndex cannot hold a single document",
+            ),
             ([*DOCS, {"docno": 7, "text": ""}], TypeError, r"record 8: docno: expected str, got 7 \(int\)"),
             ([*DOCS, {"docno": "x", "text": None}], ValueError, r"record 8 \(docno 'x'\): text is missing"),
             ([*DOCS, {"docno": "x", "text": np.nan}], ValueError, r"record 8 \(docno 'x'\): text is missing"),
