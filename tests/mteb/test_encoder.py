@@ -188,9 +188,7 @@ class TestIdentity:
         FairEncoder(base, base_name=base_name, strength=0)
         with torch.no_grad():
             next(base.parameters()).mul_(2)
-        with pytest.raises(
-            ValueError, match=r"base_name: '.*' was the name of another model before, .* give one of the"
-        ):
+        with pytest.raises(ValueError, match=r"base_name: '.*' was the name of another model before .* give one"):
             FairEncoder(base, base_name=base_name, strength=0.25)
         FairEncoder(base, base_name="me/second")
 
