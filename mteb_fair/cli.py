@@ -130,8 +130,26 @@ def _prepare(args: argparse.Namespace) -> list[AbsTask]:
         return []
     tasks = select_tasks(args)
     args.model = choose_model(args)
+    if args.model.startswith(PREFIX):
+        check_results(args.model, Path(args.output_folder))
     print(f"model: {args.model}", file=sys.stderr)
     return tasks
+
+
+def check_results(model: str, output_folder: Path) -> None:
+    """Checks that the output folder holds no results of another model by the same name.
+
+    Raises:
+        ValueError: It does, and MTEB's tables would show the results of one as those of the other.
+    """
+    meta = mteb.get_model_meta(model)
+    folder = output_folder / "results" / meta.model_name_as_path()
+    others = [path.name for path in folder.glob("*") if path.is_dir() and path.name != meta.revision]
+    if others:
+        raise ValueError(
+            f"--output-folder: {folder} holds results of another model of this name ({', '.join(sorted(others))}), and "
+            "the results of the two would be mixed up; give this model a --base-name, or use another folder"
+        )
 
 
 def _check_run(args: argparse.Namespace) -> None:
@@ -255,13 +273,6 @@ def report(args: argparse.Namespace, tasks: Sequence[AbsTask]) -> None:
     print(table.to_string(index=False, float_format=lambda value: f"{value:.3f}", na_rep="-"))
     print("psi is 1 - min / max over the position groups: 0 is position-fair, as if the answer could stand anywhere.")
     print("results: " + "\n         ".join(str(path) for path in found))
-    model_folder = cache.cache_path / "results" / found[0].relative_to(cache.cache_path / "results").parts[0]
-    if len(others := sorted(path.name for path in model_folder.iterdir() if path.is_dir())) > 1:
-        print(
-            f"warning: {model_folder} holds {len(others)} different models of this name ({', '.join(others)}), so that "
-            "MTEB's tables may show only one of them; give each its own --base-name",
-            file=sys.stderr,
-        )
     if str(meta.name).startswith(PREFIX) and (meta.experiment_kwargs or {}).get("strength") != 0:
         print("next: the same command with --strength 0 evaluates the plain model, to compare with.")
     else:

@@ -49,7 +49,7 @@ _IDENTIFYING = {"strength", "truncate_dim", "normalize_embeddings", "prompt", "p
 _ENCODE_KWARGS = ("batch_size", "tokens_per_batch", "devices", "show_progress_bar")
 _UNKNOWN_REVISION = "no_revision_available"  # MTEB's word
 _COMPRESSION = ("output_dtypes", "clipping_margin")  # what MTEB's CompressionWrapper adds to the experiment settings
-_revisions: dict[str, str] = {}  # of the names used in this process
+_revisions: dict[str, str] = {}  # of the base names used in this process, other than those of hub models
 
 
 class FairEncoder:
@@ -96,14 +96,15 @@ class FairEncoder:
 
         Raises:
             TypeError: ``model`` is not a model name, a path or a SentenceTransformer, or there is no such argument.
-            ValueError: A setting is out of range, the model cannot be loaded, or it cannot be calibrated.
+            ValueError: A setting is out of range, there is no such model, it cannot be calibrated, or another local
+                model was used by the same name in this process.
         """
         settings = {name: kwargs.pop(name) for name in _SETTINGS & set(kwargs)}
         for argument in kwargs:
             if argument not in _LOADING:
                 raise TypeError(_unknown_argument(argument))
         if config is not None:
-            choose_settings(config, settings, default=FairConfig())  # reports wrong settings before loading anything
+            config, settings = choose_settings(config, settings, default=FairConfig()), {}
         if not isinstance(calibrate_untyped, bool):
             raise TypeError(f"calibrate_untyped: expected True or False, got {calibrate_untyped!r}")
         device = f"cuda:{device}" if isinstance(device, int) else device
@@ -111,9 +112,8 @@ class FairEncoder:
         registered, loading = registered_loading(model)
         revision = revision or registered
         if from_hub:
-            revision = commit_of(
-                os.fspath(cast(str, model)), revision, token=kwargs.get("token")
-            )  # branches move, commits do not
+            # Branches move, commits do not.
+            revision = commit_of(os.fspath(cast(str, model)), revision, token=kwargs.get("token"))
         base, name = load_base(model, revision, device, {**loading, **kwargs}, config)
         origin = name if from_hub else base_name or name  # the name by which MTEB may have prompts and metadata
         name = base_name or name
@@ -138,11 +138,10 @@ class FairEncoder:
         self._announced: set[str] = set()
         self._origin = origin
         self._meta = self._identify(describe_base(origin, self.model, loader=load_variant))
-        if _revisions.setdefault(self.variant.name, self._revision) != self._revision:
-            logger.warning(
-                "%s is the name of two different models, so that tables of results may show only one of them; give one "
-                "of them another base_name",
-                self.variant.name,
+        if not from_hub and _revisions.setdefault(name, self._revision) != self._revision:
+            raise ValueError(
+                f"base_name: {name!r} was the name of another model before (other weights, prompts or loading arguments), "
+                "and their results would be mixed up; give one of the two another base_name, such as 'me/second'"
             )
 
     def _override(
@@ -341,7 +340,8 @@ def load_variant(
         **kwargs: Further arguments of `FairEncoder`, which replace registered ones.
 
     Raises:
-        ValueError: The base model is a folder whose model was changed since it was registered.
+        ValueError: As `FairEncoder`, also if the base model is a folder that holds another model than when it was
+            registered.
     """
     logger.info("%s: calibrating %s", name, base_model)
     kwargs.pop(PROMPTS_DIGEST, None)  # MTEB passes the experiment settings on as well
@@ -351,17 +351,8 @@ def load_variant(
         del kwargs[key]
     if kwargs.get("config") is None:
         kwargs["config"] = config
-    known = revision if revision != _UNKNOWN_REVISION else None
-    if not is_folder(base_model):
-        return FairEncoder(base_model, known, **kwargs)
-    encoder = FairEncoder(base_model, **kwargs)
-    is_as_registered = not set(kwargs) & set(_LOADING) - {"device", "revision"}
-    if known is not None and is_as_registered and known != encoder.mteb_model_meta.revision:
-        raise ValueError(
-            f"{name}: {base_model} was registered at the revision {known}, but holds another model now "
-            f"({encoder.mteb_model_meta.revision}); register it again with another base_name"
-        )
-    return encoder
+    known = None if is_folder(base_model) or revision == _UNKNOWN_REVISION else revision
+    return FairEncoder(base_model, known, **kwargs)
 
 
 def _unknown_argument(name: str) -> str:

@@ -15,13 +15,9 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairSentenceTransformer, calibrate
 from fair_calibration.fingerprint import fingerprint_model
+from fair_calibration.model_source import ModelNotFoundError, find_model, is_hub_name
 from fair_calibration.settings import Settings
 from mteb_fair.nearest_names import nearest_names
-
-
-class UnknownModelError(ValueError):
-    """A name is neither a folder nor a model that can be loaded."""
-
 
 _SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
 # Arguments of SentenceTransformer that change no vector.
@@ -31,8 +27,7 @@ _LOADING = {
     "trust_remote_code", "model_kwargs", "processor_kwargs", "tokenizer_kwargs", "config_kwargs", "backend",
     "similarity_fn_name", "truncate_dim", "default_prompt_name",
 }  # fmt: skip
-_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-# The folders that training scripts write; without the folder around them they tell no models apart.
+# Folders that training scripts write: their names alone do not tell models apart.
 _TRAINING_FOLDER = re.compile(r"(final|best|last|latest|checkpoints?|epoch|step)?[-_]?\d*", re.IGNORECASE)
 
 
@@ -77,21 +72,13 @@ def load_base(
     kwargs: Mapping[str, Any],
     config: Settings | str | None = None,
 ) -> tuple[FairSentenceTransformer, str]:
-    """Loads a model and calibrates it.
+    """Loads a model, calibrates it, and returns it with the name of its base model.
 
-    Args:
-        model: A Hugging Face name, a local folder, or a loaded SentenceTransformer.
-        revision: The revision of a Hugging Face model.
-        device: The device to load it on.
-        kwargs: Further arguments of SentenceTransformer.
-        config: The settings; None means those that the model was calibrated or saved with, or else the defaults.
-
-    Returns:
-        The calibrated model, and the name of its base model.
+    ``kwargs`` are further arguments of SentenceTransformer; ``config`` is as in `calibrate`.
 
     Raises:
         TypeError: ``model`` is not a name, a path or a SentenceTransformer.
-        UnknownModelError: The name cannot be loaded.
+        ModelNotFoundError: There is no such folder or model.
         ValueError: ``revision`` or ``kwargs`` are given with a loaded model.
     """
     if isinstance(model, SentenceTransformer):
@@ -100,19 +87,11 @@ def load_base(
             raise ValueError(f"model: {unused} are for loading a name or a folder, got a loaded {type(model).__name__}")
         fair = calibrate(model, config)
         return (fair if device is None else fair.to(device)), _name_of(fair)
-    if isinstance(model, (str, os.PathLike)):
-        path = os.fspath(model)
-        settings: dict[str, Any] = {} if config is None else {"config": config}
-        if not is_folder(path):
-            _check_available(path, revision, kwargs)
-        try:
-            fair = FairSentenceTransformer(path, revision=revision, device=device, **settings, **kwargs)
-        except OSError as error:
-            if is_folder(path):
-                raise
-            raise _unknown(path, error) from error
-        return fair, local_name(path) if is_folder(path) else path
-    raise TypeError(f"model: expected a name, a path or a SentenceTransformer, got {type(model).__name__}")
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"model: expected a name, a path or a SentenceTransformer, got {type(model).__name__}")
+    path = os.fspath(model)
+    fair = FairSentenceTransformer(path, config=config, revision=revision, device=device, **kwargs)
+    return fair, local_name(path) if is_folder(path) else path
 
 
 def describe_base(name: str, model: SentenceTransformer | None = None, *, loader: Callable[..., Any]) -> ModelMeta:
@@ -128,46 +107,27 @@ def describe_base(name: str, model: SentenceTransformer | None = None, *, loader
     return ModelMeta.create_empty(overwrites=facts)
 
 
-def _check_available(name: str, revision: str | None, kwargs: Mapping[str, Any]) -> None:
-    """Checks that a model is in the cache or that the hub has it, since loading retries every missing file for 23 s.
-
-    Raises:
-        UnknownModelError: The model is neither cached nor to be had.
-    """
-    from huggingface_hub import model_info, try_to_load_from_cache
-
-    cache = kwargs.get("cache_folder") or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
-    files = (try_to_load_from_cache(name, file, cache, revision) for file in ("modules.json", "config.json"))
-    if kwargs.get("local_files_only") or any(isinstance(file, str) for file in files):
-        return
-    try:
-        model_info(name, revision=revision, token=kwargs.get("token"))
-    except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
-        raise _unknown(name, error) from error
-
-
 def commit_of(name: str, revision: str | None, *, token: str | bool | None = None) -> str:
     """Returns the commit of a Hugging Face model, or of a branch or tag of it, as the hub or its local cache has it.
 
     Raises:
-        UnknownModelError: The hub cannot be reached or does not know the name, and neither does the cache.
+        ModelNotFoundError: There is no such model on the hub or in its cache.
     """
     from huggingface_hub import model_info, try_to_load_from_cache
 
-    if not _HUB_NAME.fullmatch(name):
-        raise UnknownModelError(f"model: there is no folder {name!r}, and it cannot be the name of a model on the hub")
-    if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
+    if is_hub_name(name) and revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
     try:
+        is_only_cached = find_model(name, revision=revision, token=token)
+    except ModelNotFoundError as error:
+        if name in MODEL_REGISTRY or not is_hub_name(name):
+            raise
+        near = nearest_names(name, MODEL_REGISTRY)
+        raise ModelNotFoundError(f"{error}; the nearest names that MTEB knows are {near}") from error
+    if not is_only_cached:
         return str(model_info(name, revision=revision, token=token).sha)
-    except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
-        try:
-            cached = try_to_load_from_cache(name, "config.json", revision=revision)
-        except ValueError:  # not a name that the hub could have
-            cached = None
-        if isinstance(cached, str):
-            return Path(cached).parent.name
-        raise _unknown(name, error) from error
+    files = (try_to_load_from_cache(name, file, revision=revision) for file in ("config.json", "modules.json"))
+    return next(Path(file).parent.name for file in files if isinstance(file, str))
 
 
 def revision_of(fair: FairSentenceTransformer, model: object, revision: str | None, kwargs: Mapping[str, Any]) -> str:
@@ -183,16 +143,6 @@ def revision_of(fair: FairSentenceTransformer, model: object, revision: str | No
             return commit
     digest = fingerprint_model(fair)
     return f"{commit}-{digest}" if commit else digest
-
-
-def _unknown(name: str, error: Exception) -> UnknownModelError:
-    reason = " ".join(str(error).split())
-    hint = (
-        ""
-        if name in MODEL_REGISTRY
-        else f"; the nearest names that MTEB knows are {nearest_names(name, MODEL_REGISTRY)}"
-    )
-    return UnknownModelError(f"model: {name!r} is not a folder, and could not be loaded by that name ({reason}){hint}")
 
 
 def _name_of(fair: FairSentenceTransformer) -> str:

@@ -75,7 +75,7 @@ def register_model(
 
     Raises:
         TypeError: There is no such option.
-        UnknownModelError: Neither MTEB nor the hub nor its cache knows the name.
+        ModelNotFoundError: There is no such folder or model.
         ValueError: A setting is out of range, or another model or revision is registered by the name.
     """
     if is_folder(base_model):

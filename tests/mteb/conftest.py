@@ -42,3 +42,9 @@ def evaluate(keyword_encoder: Any) -> Callable[[Any], dict[str, dict[str, Any]]]
 def tiny_path(tiny_folder: Callable[..., Path]) -> Path:
     """Returns the folder of a tiny random model with mean pooling, whose attention is sharp."""
     return tiny_folder("bert", "mean")
+
+
+@pytest.fixture(autouse=True)
+def _no_names_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every test use the names of models that other tests have used for other models."""
+    monkeypatch.setattr("mteb_fair.encoder._revisions", {})

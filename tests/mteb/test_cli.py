@@ -35,7 +35,7 @@ class TestChoice:
     def test_a_name_of_mteb_is_mtebs_model(self) -> None:
         assert choose("-m", "BAAI/bge-m3") == "BAAI/bge-m3"
 
-    @pytest.mark.parametrize("settings", ["strength=0.5", "strength=0.3,layers=at3+4", "even_chunks,strength=1.0"])
+    @pytest.mark.parametrize("settings", ["strength=0.5", "strength=0.3,layers=at3+4", "even_chunks,strength=0.8"])
     def test_a_name_with_settings(self, settings: str) -> None:
         name = f"mteb_fair/BAAI__bge-m3@{settings}"
         MODEL_REGISTRY.pop(name, None)
@@ -118,7 +118,7 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ["-m", "BAAI/bge-m4", "-t", "PositionDemoRetrieval"],
-            "'BAAI/bge-m4' is not a folder, and could not be loaded",
+            "'BAAI/bge-m4' is not a folder, not in the local cache",
         ),
         (["-m", "BAAI/bge-m3", "--model-revision", "abc"], "--model-revision: MTEB has 'BAAI/bge-m3' at 5617"),
         (
@@ -284,7 +284,10 @@ def test_other_models_of_the_name_in_the_results(
     other = tmp_path / "results" / f"mteb_fair__local__{tiny_path.name}@strength=0.25" / "0123456789abcdef"
     other.mkdir(parents=True)
     arguments = ["-m", str(tiny_path), "-t", "PositionDemoRetrieval", "--output-folder", str(tmp_path)]
-    assert main(["run", *arguments, "--strength", "0.25", "--no-co2-tracker"]) == 0
+    with pytest.raises(SystemExit) as stop:
+        main(["run", *arguments, "--strength", "0.25", "--no-co2-tracker"])
+    assert stop.value.code == 2
     printed = capsys.readouterr().err
-    assert "holds 2 different models of this name (" in printed
-    assert "0123456789abcdef" in printed
+    assert "holds results of another model of this name (0123456789abcdef)" in printed
+    assert "give this model a --base-name, or use another folder" in printed
+    assert not list(tmp_path.rglob("*.json"))

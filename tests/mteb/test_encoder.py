@@ -22,8 +22,10 @@ from torch.utils.data import DataLoader
 
 import mteb_fair
 from fair_calibration import PRESETS, EvenChunks, FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration.model_source import ModelNotFoundError
 from fair_indexing.encode import encode_texts
 from mteb_fair import FairEncoder, PositionDemoRetrieval
+from tests.core.families import REFUSED, make_transformer, with_pooling
 from tests.core.tiny_models import documents
 
 SHARP = {"basket_size": 16, "strength": 1.0}
@@ -180,21 +182,19 @@ class TestIdentity:
             names.append(FairEncoder(tmp_path / folder).mteb_model_meta.name)
         assert names == [f"mteb_fair/local__{folder.replace('/', '-')}@strength=0.5" for folder in folders]
 
-    def test_two_models_of_one_name_are_warned_about(
-        self, base: SentenceTransformer, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with caplog.at_level(logging.WARNING, "mteb_fair"):
-            FairEncoder(base, base_name="me/twice")
-            FairEncoder(base, base_name="me/twice")
-            assert caplog.text == ""
-            with torch.no_grad():
-                next(base.parameters()).mul_(2)
-            FairEncoder(base, base_name="me/twice")
-        assert "mteb_fair/me__twice@strength=0.5 is the name of two different models" in caplog.text
+    @pytest.mark.parametrize("base_name", [None, "me/twice"])
+    def test_two_models_of_one_name_are_an_error(self, base: SentenceTransformer, base_name: str | None) -> None:
+        FairEncoder(base, base_name=base_name)
+        FairEncoder(base, base_name=base_name, strength=0)
+        with torch.no_grad():
+            next(base.parameters()).mul_(2)
+        with pytest.raises(ValueError, match=r"base_name: '.*' was the name of another model before .* give one"):
+            FairEncoder(base, base_name=base_name, strength=0.25)
+        FairEncoder(base, base_name="me/second")
 
     def test_quantized_weights(self, base: SentenceTransformer) -> None:
         int8 = torch.ao.quantization.quantize_dynamic(base, {torch.nn.Linear})
-        metas = [FairEncoder(model).mteb_model_meta for model in (base, int8, int8)]
+        metas = [FairEncoder(m, base_name=n).mteb_model_meta for m, n in ((base, "a/f"), (int8, "a/i"), (int8, "a/i"))]
         assert metas[0].revision != metas[1].revision
         assert metas[1].revision == metas[2].revision
 
@@ -232,9 +232,10 @@ class TestIdentity:
         with torch.no_grad():
             next(changed.parameters())[0, 0] += 1
         changed.save_pretrained(str(folder))
-        metas = [FairEncoder(path).mteb_model_meta for path in (tiny_path, folder)]
-        assert metas[0].name == metas[1].name
-        assert metas[0].revision != metas[1].revision
+        first = FairEncoder(tiny_path).mteb_model_meta
+        with pytest.raises(ValueError, match=f"base_name: 'local/{tiny_path.name}' was the name of another model"):
+            FairEncoder(folder)
+        assert FairEncoder(folder, base_name="me/second").mteb_model_meta.revision != first.revision
 
     def test_a_saved_model_keeps_its_settings(self, tiny_path: Path, tmp_path: Path) -> None:
         saved = FairSentenceTransformer(str(tiny_path), config=FairConfig(**SHARP), device="cpu")
@@ -352,16 +353,16 @@ def test_what_mteb_loads_a_name_with(tiny_path: Path, monkeypatch: pytest.Monkey
         return FairSentenceTransformer(str(tiny_path), device="cpu")
 
     monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", load)
-    monkeypatch.setattr("mteb_fair.loading._check_available", lambda *_: None)
     name = "Alibaba-NLP/gte-multilingual-base"
     revision = mteb.get_model_meta(name).revision
     encoder = FairEncoder(name)
-    assert calls.pop() == (name, {"revision": revision, "device": None, "trust_remote_code": True})
+    plain = {"config": None, "device": None}
+    assert calls.pop() == (name, {**plain, "revision": revision, "trust_remote_code": True})
     meta = encoder.mteb_model_meta
     assert meta.revision == revision
     assert meta.loader_kwargs["trust_remote_code"] is True
     FairEncoder(name, "a" * 40, trust_remote_code=False)
-    assert calls.pop() == (name, {"revision": "a" * 40, "device": None, "trust_remote_code": False})
+    assert calls.pop() == (name, {**plain, "revision": "a" * 40, "trust_remote_code": False})
     mteb.get_model(mteb_fair.register_model(f"mteb_fair/{name.replace('/', '__')}@strength=0.5"), device="cpu")
     settings = {"config": FairConfig(), "trust_remote_code": True}
     assert calls.pop() == (name, {"revision": revision, "device": "cpu", **settings})
@@ -369,7 +370,7 @@ def test_what_mteb_loads_a_name_with(tiny_path: Path, monkeypatch: pytest.Monkey
     listed = mteb.get_model_meta(name).model_copy(update={"loader_kwargs": {"model_kwargs": options, "fp_options": 1}})
     monkeypatch.setitem(MODEL_REGISTRY, name, listed)
     assert FairEncoder(name, model_kwargs=dict(options)).mteb_model_meta.revision == revision
-    assert calls.pop()[1] == {"revision": revision, "device": None, "model_kwargs": options}
+    assert calls.pop()[1] == {**plain, "revision": revision, "model_kwargs": options}
     assert FairEncoder(name, model_kwargs={}).mteb_model_meta.revision.startswith(f"{revision}-")
 
 
@@ -380,7 +381,6 @@ def test_a_branch_that_moves_is_another_revision(tiny_path: Path, monkeypatch: p
 
     revisions: list[str] = []
     monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", load)
-    monkeypatch.setattr("mteb_fair.loading._check_available", lambda *_: None)
     metas = []
     for commit in ("1" * 40, "2" * 40):
         monkeypatch.setattr("huggingface_hub.model_info", lambda *_, sha=commit, **__: SimpleNamespace(sha=sha))
@@ -393,7 +393,6 @@ def test_a_hub_model_by_another_name(tiny_path: Path, monkeypatch: pytest.Monkey
         return FairSentenceTransformer(str(tiny_path), device="cpu")
 
     monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", load)
-    monkeypatch.setattr("mteb_fair.loading._check_available", lambda *_: None)
     encoder = FairEncoder("intfloat/multilingual-e5-small", base_name="me/e5")
     assert encoder.model.prompts == {"query": "query: ", "document": "passage: "}
     assert encoder.mteb_model_meta.name == "mteb_fair/me__e5@strength=0.5"
@@ -409,7 +408,7 @@ def test_a_registered_folder_that_is_overwritten(tiny_path: Path, tmp_path: Path
     with torch.no_grad():
         next(model.parameters()).mul_(2)
     model.save_pretrained(str(folder))
-    with pytest.raises(ValueError, match=r"checkpoint was registered at the revision .*, but holds another model now"):
+    with pytest.raises(ValueError, match=r"base_name: 'local/.*checkpoint' was the name of another model before"):
         mteb.get_model(name)
     del MODEL_REGISTRY[name]
 
@@ -453,9 +452,9 @@ class TestErrors:
             FairEncoder(name)
 
     def test_a_hub_model_that_cannot_be_reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is asked for once, since the loading of every file is tried again for 23 s."""
-        monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", None)
-        with pytest.raises(ValueError, match="'BAAI/bge-m3' is not a folder, and could not be loaded by that name"):
+        """It is not loaded, since sentence-transformers would try to download every file for 23 s."""
+        monkeypatch.setattr(SentenceTransformer, "__init__", None)
+        with pytest.raises(ModelNotFoundError, match="'BAAI/bge-m3' is not a folder, not in the local cache"):
             FairEncoder("BAAI/bge-m3")
 
     def test_more_tokens_than_the_model_has_positions(self, tiny_path: Path) -> None:
@@ -486,3 +485,16 @@ def test_even_chunks(base: SentenceTransformer) -> None:
     expected = calibrate(base, config).encode_document(TEXTS)
     np.testing.assert_allclose(encode(encoder, "document"), expected, atol=2e-6)
     np.testing.assert_allclose(encode(encoder, "query"), base.encode_query(TEXTS), atol=2e-6)
+
+
+@pytest.mark.parametrize("source", ["loaded", "folder"])
+def test_a_model_that_attention_calibration_refuses_is_encoded_in_even_chunks(tmp_path: Path, source: str) -> None:
+    refused = next(each for each in REFUSED if each.name == "DiffLlama")
+    plain = with_pooling(make_transformer(refused.model_type, refused.settings), "mean")
+    plain.save_pretrained(str(tmp_path))
+    model: Any = plain if source == "loaded" else tmp_path
+    with pytest.raises(ValueError, match=refused.error):
+        FairEncoder(model, device="cpu")
+    encoder = FairEncoder(model, config="even_chunks", chunk_size=24, max_seq_length=40, device="cpu")
+    expected = calibrate(plain, EvenChunks(chunk_size=24), max_seq_length=40).encode_document(TEXTS)
+    np.testing.assert_allclose(encode(encoder, "document"), expected, atol=2e-6)

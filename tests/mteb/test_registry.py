@@ -12,6 +12,7 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 
 import mteb_fair
 from fair_calibration import PRESETS, FairConfig, FairSentenceTransformer
+from fair_calibration.model_source import ModelNotFoundError
 from mteb_fair import FairEncoder, Variant
 from mteb_fair.registry import build_benchmark
 from mteb_fair.tasks import TASKS
@@ -144,9 +145,7 @@ class TestModels:
         del MODEL_REGISTRY[name]
 
     def test_a_name_that_nobody_knows(self) -> None:
-        with pytest.raises(
-            ValueError, match="'someone/some-model' is not a folder, and could not be loaded by that name"
-        ):
+        with pytest.raises(ModelNotFoundError, match="'someone/some-model' is not a folder, not in the local cache"):
             mteb_fair.register_model("someone/some-model")
 
     def test_what_the_model_has_anyway_is_said(self, tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:

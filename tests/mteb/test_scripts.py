@@ -100,7 +100,7 @@ class TestLeaderboard:
             model.save_pretrained(str(tmp_path / folder))
         folders = [tmp_path / "a/model-x", tmp_path / "b/model-x"]
         arguments = ("--output", tmp_path / "out", "--strengths", "0", "--models")
-        with pytest.raises(ValueError, match=r"is registered for local/model-x .* give one of them another base_name"):
+        with pytest.raises(ValueError, match=r"base_name: 'local/model-x' was the name of another model before"):
             self.run(*arguments, *folders)
         table = self.run(*arguments, folders[0], f"me/second={folders[1]}")
         assert table["model"].tolist() == ["local/model-x", "me/second"]
