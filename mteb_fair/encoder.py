@@ -140,8 +140,9 @@ class FairEncoder:
         self._meta = self._identify(describe_base(origin, self.model, loader=load_variant))
         if not from_hub and _revisions.setdefault(name, self._revision) != self._revision:
             raise ValueError(
-                f"base_name: {name!r} was the name of another model before (other weights, prompts or loading arguments), "
-                "and their results would be mixed up; give one of the two another base_name, such as 'me/second'"
+                f"base_name: {name!r} was the name of another model before (other weights, prompts or loading "
+                "arguments), and their results would be mixed up; give one of the two another base_name, such as "
+                "'me/second'"
             )
 
     def _override(
