@@ -90,7 +90,7 @@ class TestKinds:
         source = open_source(pd.DataFrame(DOCS))
         assert (source.documents, source.rereadable) == (5, True)
         assert pairs(source) == PAIRS
-        with pytest.raises(ValueError, match="DataFrame, record 0 .*: expected 'body'"):
+        with pytest.raises(ValueError, match=r"DataFrame, record 0 .*: expected 'body'"):
             pairs(open_source(pd.DataFrame(DOCS), text_field="body"))
 
     def test_iterables(self) -> None:
