@@ -120,8 +120,8 @@ def open_source(
     Args:
         source: A file of JSON lines (.jsonl, .ndjson, .json, also .gz) or Parquet; a folder of such files and no
             others, read in the order of their names (names that begin with "." or "_" are skipped); or an iterable of
-            dicts, such as a list or a Hugging Face ``Dataset``, or a DataFrame. One with a length and access by index can be read
-            twice, as files can. A file may end with blank lines.
+            dicts, such as a list or a Hugging Face ``Dataset``, or a DataFrame. What has a length and access by
+            index can be read twice, as files can. A file may end with blank lines.
         docno_field: The column or key of the docnos.
         text_field: The column or key of the texts.
         refused: Columns or keys that no record may have, each with the text of the error.
