@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
-from fair_calibration.validation import (
-    validate_choice,
-    validate_names,
-    validate_positive_int,
-    validate_strength,
-)
+from fair_calibration.json_settings import JsonSettings
+from fair_calibration.validation import validate_choice, validate_positive_int, validate_strength
 
 Pooling = Literal["auto", "cls", "last", "mean"]
 Isolate = Literal["auto", "none", "bos", "bos_eos"]
@@ -22,7 +17,7 @@ LastBasket = Literal["equal", "proportional"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FairConfig:
+class FairConfig(JsonSettings):
     """The settings of attention calibration (Schuhmacher et al. 2026, arXiv 2601.16934; Michail et al., 2606.02737).
 
     The content of a document is cut into consecutive baskets of tokens. In the calibrated layers every basket gets the
@@ -118,33 +113,6 @@ class FairConfig:
             if count > n_layers:
                 raise ValueError(f"layers: the model has {n_layers} attention layers, got a count of {count}")
         return tuple(range(n_layers - count, n_layers))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the settings as a dict that `json.dumps` accepts and `from_dict` reads back."""
-        values = asdict(self)
-        if isinstance(self.layers, tuple):
-            values["layers"] = list(self.layers)
-        return values
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> FairConfig:
-        """Builds the settings from the output of `to_dict`; settings that are left out get their defaults.
-
-        Raises:
-            TypeError: ``values`` is not a mapping.
-            ValueError: A setting is unknown or a value is out of range.
-        """
-        validate_names(cls, values)
-        return cls(**values)
-
-    def to_json(self) -> str:
-        """Returns the settings as one line of JSON with sorted keys, which is the same for equal settings."""
-        return json.dumps(self.to_dict(), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> FairConfig:
-        """Builds the settings from the output of `to_json`."""
-        return cls.from_dict(json.loads(text))
 
 
 def _validate_layers(layers: Any) -> float | int | Literal["all"] | tuple[int, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -40,17 +39,3 @@ def validate_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raises a ValueError unless the value of the argument ``name`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name}: expected one of {list(choices)}, got {value!r}")
-
-
-def validate_names(kind: type, values: Mapping[str, Any]) -> None:
-    """Checks that the keys of a mapping are fields of a settings dataclass, ``kind``.
-
-    Raises:
-        TypeError: ``values`` is not a mapping.
-        ValueError: A key is not a field of ``kind``.
-    """
-    if not isinstance(values, Mapping):
-        raise TypeError(f"values: expected a mapping of setting names to values, got {type(values).__name__}")
-    names = [field.name for field in fields(kind)]
-    if unknown := sorted(set(values) - set(names)):
-        raise ValueError(f"unknown {kind.__name__} settings {unknown}; the settings are {names}")

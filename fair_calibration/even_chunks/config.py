@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from fair_calibration.validation import validate_names, validate_positive_int, validate_strength
+from fair_calibration.json_settings import JsonSettings
+from fair_calibration.validation import validate_positive_int, validate_strength
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvenChunks:
+class EvenChunks(JsonSettings):
     """The settings of encoding documents in even chunks: another way to one position-fair vector, without calibration.
 
     A document is cut into as few chunks of equal length as possible. The plain model encodes each chunk by itself, and
@@ -41,25 +40,6 @@ class EvenChunks:
         object.__setattr__(self, "chunk_size", validate_positive_int("chunk_size", self.chunk_size))
         object.__setattr__(self, "unit_size", validate_positive_int("unit_size", self.unit_size))
         object.__setattr__(self, "ridge", _validate_ridge(self.ridge))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the settings as a dict that `json.dumps` accepts and `from_dict` reads back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> EvenChunks:
-        """Builds the settings from the output of `to_dict`; settings that are left out get their defaults.
-
-        Raises:
-            TypeError: ``values`` is not a mapping.
-            ValueError: A setting is unknown or a value is out of range.
-        """
-        validate_names(cls, values)
-        return cls(**values)
-
-    def to_json(self) -> str:
-        """Returns the settings as one line of JSON with sorted keys, which is the same for equal settings."""
-        return json.dumps(self.to_dict(), sort_keys=True)
 
 
 def _validate_ridge(ridge: Any) -> float:

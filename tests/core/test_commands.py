@@ -112,3 +112,9 @@ def test_no_other_error_is_hidden(use: Callable[..., None]) -> None:
     use(raising(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         main(["go"])
+
+
+def test_the_api_reference_lists_the_commands() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{each.name}` | {each.help} | {each.extra} |" for each in commands.find_commands()]
