@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,11 @@ class Used:
         attend, weigh = CalibratedPass.attend, CalibratedPass.weigh
 
         def spy_attend(this: CalibratedPass, call: FusedCall) -> Any:
-            segments = one_hot(this.baskets)[:, None].expand(-1, call.value.shape[1], -1, -1)
-            output = attend(copy.copy(this), replace(call, value=segments.to(call.value.dtype)))[0]
-            self.add(this, output)
+            segments = one_hot(this.baskets)[:, None].expand(-1, call.value.shape[1], -1, -1).to(call.value.dtype)
+            function: Any = call.run_plain  # of (module, query, key, value, mask)
+            module, query, key, _, mask = function.args
+            plain = partial(function.func, module, query, key, segments, mask, **function.keywords)
+            self.add(this, attend(copy.copy(this), replace(call, value=segments, run_plain=plain))[0])
             return attend(this, call)
 
         def spy_weigh(this: CalibratedPass, call: SoftmaxCall) -> Tensor:
