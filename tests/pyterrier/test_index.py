@@ -140,7 +140,7 @@ class TestIndexing:
             (
                 DOCS[:1],
                 ValueError,
-                "expected at least 2 documents, list has 1; a FlexIndex cannot hold a single document",
+                "expected at least 2 documents, list has 1; a FlexIndex cannot hold a single one",
             ),
             ([*DOCS, {"docno": 7, "text": ""}], TypeError, r"record 8: docno: expected str, got 7 \(int\)"),
             ([*DOCS, {"docno": "x", "text": None}], ValueError, r"record 8 \(docno 'x'\): text is missing"),
