@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _TIMEOUT = 10.0  # seconds
@@ -48,23 +52,45 @@ def find_model(
         if not Path(name).is_dir():
             raise ValueError(f"model: expected a folder or the name of a model on the hub, {name!r} is a file")
         return False  # its settings may still name code or a base model on the hub
-    if isinstance(model, os.PathLike) or not is_hub_name(name):
-        raise ModelNotFoundError(f"model: there is no folder {name!r}, and it cannot be the name of a model on the hub")
+    if isinstance(model, os.PathLike):
+        raise _no_name(name)
+    return isinstance(_find_on_hub(name, revision, cache_folder, token), Path)
+
+
+def find_commit(name: str, *, revision: str | None = None, token: str | bool | None = None) -> str:
+    """Returns the commit of a model on the hub, or of a branch or tag of it, as the hub or its local cache has it.
+
+    Raises:
+        ModelNotFoundError: There is no such model on the hub or in its cache.
+    """
+    found = _find_on_hub(name, revision, None, token)
+    return found.parent.name if isinstance(found, Path) else str(found.sha)
+
+
+def _find_on_hub(
+    name: str, revision: str | None, cache_folder: str | None, token: str | bool | None
+) -> ModelInfo | Path:
+    """Returns what the hub knows of a model or, if it does not answer, a file of the model in the local cache."""
+    if not is_hub_name(name):
+        raise _no_name(name)
     from huggingface_hub import model_info, try_to_load_from_cache
 
     names = [name] if "/" in name else [f"sentence-transformers/{name}", name]  # those that sentence-transformers tries
     for candidate in names:
         try:
-            model_info(candidate, revision=revision, token=token, timeout=_TIMEOUT)
+            return model_info(candidate, revision=revision, token=token, timeout=_TIMEOUT)
         except Exception as error:  # OSErrors, ValueErrors and errors of the hub's HTTP client
             problem = error
-        else:
-            return False
     cache = cache_folder or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
-    if any(isinstance(try_to_load_from_cache(c, file, cache, revision), str) for c in names for file in _FILES):
-        return True
+    cached = (try_to_load_from_cache(c, file, cache, revision) for c in names for file in _FILES)
+    if (path := next((path for path in cached if isinstance(path, str)), None)) is not None:
+        return Path(path)
     reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
     raise ModelNotFoundError(
         f"model: {name!r} is not a folder, not in the local cache, and was not found on the Hugging Face hub ({reason})"
         "; check the spelling, and the network if the model is to be downloaded"
     ) from problem
+
+
+def _no_name(name: str) -> ModelNotFoundError:
+    return ModelNotFoundError(f"model: there is no folder {name!r}, and it cannot be the name of a model on the hub")

@@ -71,7 +71,8 @@ def run_build(args: argparse.Namespace) -> None:
     from fair_indexing.records import open_source
 
     open_source(args.source, docno_field=args.docno_field, text_field=args.text_field).started()  # before loading
-    find_model(args.model)
+    if args.ray is not None:
+        find_model(args.model)  # else only the workers, which load it, would find out
     if args.device is not None:
         check_devices([args.device], name="--device")
     options = {"max_seq_length": args.max_seq_length, "device": args.device}

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairSentenceTransformer, calibrate
 from fair_calibration.fingerprint import fingerprint_model
-from fair_calibration.model_source import ModelNotFoundError, find_model, is_hub_name
+from fair_calibration.model_source import ModelNotFoundError, find_commit, is_hub_name
 from fair_calibration.settings import Settings
 from mteb_fair.nearest_names import nearest_names
 
@@ -113,21 +113,15 @@ def commit_of(name: str, revision: str | None, *, token: str | bool | None = Non
     Raises:
         ModelNotFoundError: There is no such model on the hub or in its cache.
     """
-    from huggingface_hub import model_info, try_to_load_from_cache
-
     if is_hub_name(name) and revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
     try:
-        is_only_cached = find_model(name, revision=revision, token=token)
+        return find_commit(name, revision=revision, token=token)
     except ModelNotFoundError as error:
         if name in MODEL_REGISTRY or not is_hub_name(name):
             raise
         near = nearest_names(name, MODEL_REGISTRY)
         raise ModelNotFoundError(f"{error}; the nearest names that MTEB knows are {near}") from error
-    if not is_only_cached:
-        return str(model_info(name, revision=revision, token=token).sha)
-    files = (try_to_load_from_cache(name, file, revision=revision) for file in ("config.json", "modules.json"))
-    return next(Path(file).parent.name for file in files if isinstance(file, str))
 
 
 def revision_of(fair: FairSentenceTransformer, model: object, revision: str | None, kwargs: Mapping[str, Any]) -> str:

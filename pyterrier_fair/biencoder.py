@@ -314,8 +314,9 @@ class _Part:
         text_field: str | None = None,
     ) -> None:
         self.bi_encoder_model = bi_encoder_model
-        given = {"verbose": verbose, "batch_size": batch_size, "text_field": text_field}
-        self.__dict__.update({name: value for name, value in given.items() if value is not None})
+        for name, value in {"verbose": verbose, "batch_size": batch_size, "text_field": text_field}.items():
+            if value is not None:
+                setattr(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("verbose", "batch_size", "text_field"):  # not given

@@ -110,9 +110,7 @@ class ChunkEncoder:
         They are ``(1 - strength) * whole + strength * joined``, of documents in one chunk the whole alone and, unless
         the strength is 0, of documents that do not fit into one input the joined vector alone.
         """
-        weights = [strength if cut else 0.0 for cut in self._is_long]  # of the joined vectors
-        if strength > 0:
-            weights = [w if self._fits(n) else 1.0 for w, n in zip(weights, self._n_content, strict=True)]
+        weights = [self._joined_share(n, strength) for n in self._n_content]
         whole = [i for i, weight in enumerate(weights) if weight < 1]
         chunked = [i for i, weight in enumerate(weights) if weight > 0]
         parts = []
@@ -127,6 +125,12 @@ class ChunkEncoder:
             scaled = part * torch.tensor(share, dtype=part.dtype, device=part.device)[:, None]
             vectors = vectors.index_add(0, index, scaled)
         return vectors
+
+    def _joined_share(self, n_tokens: int, strength: float) -> float:
+        """Returns the weight of the joined vector for a document of so many content tokens."""
+        if n_tokens <= self._config.chunk_size:
+            return 0.0
+        return strength if strength == 0 or self._fits(n_tokens) else 1.0
 
     def _fits(self, n_tokens: int) -> bool:
         """Returns whether a document of so many content tokens is one input of the model, without truncation."""

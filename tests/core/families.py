@@ -359,6 +359,12 @@ def load_plain(case: MatrixCase, implementation: str | None = None) -> SentenceT
     return with_pooling(load_transformer(case.name, case.side, implementation), case.pooling)
 
 
+def load_refused(name: str, pooling: str) -> tuple[SentenceTransformer, str]:
+    """Returns a plain model that attention calibration refuses, and the pattern of the error."""
+    refused = next(each for each in REFUSED if each.name == name)
+    return with_pooling(make_transformer(refused.model_type, refused.settings), pooling), refused.error
+
+
 def with_pooling(transformer: Transformer, pooling: str) -> SentenceTransformer:
     """Returns the transformer as a model that pools by "cls", "last" or "mean"."""
     return SentenceTransformer(

@@ -25,7 +25,7 @@ from fair_calibration import PRESETS, EvenChunks, FairConfig, FairSentenceTransf
 from fair_calibration.model_source import ModelNotFoundError
 from fair_indexing.encode import encode_texts
 from mteb_fair import FairEncoder, PositionDemoRetrieval
-from tests.core.families import REFUSED, make_transformer, with_pooling
+from tests.core.families import load_refused
 from tests.core.tiny_models import documents
 
 SHARP = {"basket_size": 16, "strength": 1.0}
@@ -489,11 +489,10 @@ def test_even_chunks(base: SentenceTransformer) -> None:
 
 @pytest.mark.parametrize("source", ["loaded", "folder"])
 def test_a_model_that_attention_calibration_refuses_is_encoded_in_even_chunks(tmp_path: Path, source: str) -> None:
-    refused = next(each for each in REFUSED if each.name == "DiffLlama")
-    plain = with_pooling(make_transformer(refused.model_type, refused.settings), "mean")
+    plain, error = load_refused("DiffLlama", "mean")
     plain.save_pretrained(str(tmp_path))
     model: Any = plain if source == "loaded" else tmp_path
-    with pytest.raises(ValueError, match=refused.error):
+    with pytest.raises(ValueError, match=error):
         FairEncoder(model, device="cpu")
     encoder = FairEncoder(model, config="even_chunks", chunk_size=24, max_seq_length=40, device="cpu")
     expected = calibrate(plain, EvenChunks(chunk_size=24), max_seq_length=40).encode_document(TEXTS)

@@ -56,7 +56,7 @@ class TestCommits:
 
         monkeypatch.setattr("huggingface_hub.model_info", model_info)
         assert commit_of("org/model", None) == commit_of("org/model", "main") == self.COMMIT
-        assert {*asked} == {("org/model", None, None), ("org/model", "main", None)}
+        assert asked == [("org/model", None, None), ("org/model", "main", None)]
 
     def test_offline_the_cache_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         # The layout of the hub's cache.
@@ -70,6 +70,15 @@ class TestCommits:
         assert commit_of("org/model", None) == self.COMMIT
         with pytest.raises(ModelNotFoundError, match="'org/other' is not a folder, not in the local cache"):
             commit_of("org/other", None)
+
+    def test_a_name_without_an_owner(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def model_info(name: str, **_: object) -> SimpleNamespace:
+            if name != "sentence-transformers/some-model":
+                raise OSError("no such model")
+            return SimpleNamespace(sha=self.COMMIT)
+
+        monkeypatch.setattr("huggingface_hub.model_info", model_info)
+        assert commit_of("some-model", None) == self.COMMIT
 
     def test_what_cannot_be_a_name(self) -> None:
         with pytest.raises(ModelNotFoundError, match="there is no folder 'a/b/c', and it cannot be"):

@@ -21,7 +21,7 @@ from fair_calibration import DocumentCounts, EvenChunks, FairConfig, FairSentenc
 from fair_calibration.model_source import ModelNotFoundError
 from pyterrier_fair import PRESETS, FairBiEncoder
 from tests.conftest import TinyModel
-from tests.core.families import REFUSED, make_transformer, with_pooling
+from tests.core.families import load_refused
 from tests.core.tiny_models import document, documents
 from tests.pyterrier.conftest import QUERIES, TEXTS, MakeEncoder
 
@@ -722,12 +722,11 @@ def test_unknown_names_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("source", ["loaded", "folder"])
 def test_a_model_that_attention_calibration_refuses_is_encoded_in_even_chunks(tmp_path: Path, source: str) -> None:
-    refused = next(each for each in REFUSED if each.name == "DiffLlama")
-    plain = with_pooling(make_transformer(refused.model_type, refused.settings), "mean")
+    plain, error = load_refused("DiffLlama", "mean")
     plain.save_pretrained(str(tmp_path))
     model: Any = plain if source == "loaded" else tmp_path
     length = plain.max_seq_length
-    with pytest.raises(ValueError, match=refused.error):
+    with pytest.raises(ValueError, match=error):
         FairBiEncoder(model, device="cpu")
     config = EvenChunks(chunk_size=24)
     encoder = FairBiEncoder(model, "even_chunks", chunk_size=24, max_seq_length=40, device="cpu")
