@@ -43,23 +43,35 @@ def add_attention(parser: argparse.ArgumentParser) -> None:
     add_model_and_texts(parser)
     add_settings(parser)
     add_outputs(parser)
+    parser.add_argument(
+        "--baskets",
+        type=positive_int,
+        metavar="N",
+        help="draw the documents of N baskets (default: the number that most documents have)",
+    )
 
 
 def run_attention(args: argparse.Namespace) -> None:
     """Prints how much attention each basket gets in each layer, before and after calibration."""
+    if args.baskets is not None and args.plot is None:
+        raise ValueError("--baskets: it chooses the documents that are drawn, so it needs --plot")
     texts = list(open_texts(args))
-    from fair_evaluation.attention_profile import attention_profile
+    from fair_evaluation.attention_profile import attention_profile, count_baskets
     from fair_evaluation.plots import plot_attention
     from fair_evaluation.truncation import summarize_truncation
 
     fair = load_calibrated(args)
+    if args.baskets is not None:  # before anything is encoded
+        found = count_baskets(fair, texts)
+        if args.baskets not in found:
+            raise ValueError(f"--baskets: there are documents of {sorted(found)} baskets, none of {args.baskets}")
     profile = attention_profile(fair, texts, show_progress_bar=not args.quiet)
     print_table(profile, args)
     print(_describe_attention(profile))
     if (summary := summarize_truncation(fair, texts)).truncated:
         print(f"{summary.truncated} of {summary.documents} documents are truncated: {remedy(fair, summary)}")
     if args.plot is not None:
-        plot_attention(profile).savefig(args.plot)
+        plot_attention(profile, n_baskets=args.baskets).savefig(args.plot)
         print(f"Picture: {args.plot}")
     print(f"Next: {_command('reflection', args)} --compare shows what this does to the document vectors.")
 

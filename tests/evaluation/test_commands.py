@@ -196,6 +196,13 @@ def test_baskets_of_documents_of_mixed_length(model: str, tmp_path: Path, capsys
     assert main([*arguments, "--quiet"]) == 0
     assert "Overall, in the 2 documents of 4 baskets" in capsys.readouterr().out
     assert plot.exists()
+    assert main([*arguments, "--baskets", "2", "--quiet"]) == 0
+    plot.unlink()
+    assert "--baskets: there are documents of [2, 3, 4] baskets, none of 9" in fails(
+        [*arguments, "--baskets", "9"], capsys
+    )
+    assert not plot.exists()
+    assert "--baskets: it chooses" in fails([*arguments[:-2], "--baskets", "2"], capsys)
 
 
 def test_settings(model: str, texts: str, capsys: pytest.CaptureFixture[str]) -> None:
