@@ -25,16 +25,11 @@ from fair_indexing.text_encoder import TextEncoder
 from tests.conftest import TinyModel
 from tests.core.tiny_models import documents
 from tests.indexing.faults import disk_full, fault_at, tree
+from tests.indexing.ray_workers import CONFIG
 
 LENGTHS = [50, 12, 30, 90, 64, 21, 77, 41, 5, 33, 60]
 DOCS = [{"docno": f"d{i}", "text": text} for i, text in enumerate(documents(LENGTHS))]
 SIZE = 4  # shards of 4, 4 and 3 documents
-CONFIG = FairConfig(strength=0.8, basket_size=8)
-
-
-@pytest.fixture
-def model(tiny_model: TinyModel) -> FairSentenceTransformer:
-    return calibrate(tiny_model(), CONFIG)
 
 
 def run(model: Any, folder: Path, source: Any = DOCS, **settings: Any) -> Build:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration import FairSentenceTransformer, calibrate
 from fair_calibration.identity import DifferentEncoderError
 from fair_indexing import checkpoints
 from fair_indexing.builder import Build, build, finish_build
@@ -24,15 +24,10 @@ from fair_indexing.shards import IncompleteBuildError, ShardFolder
 from tests.conftest import TinyModel
 from tests.core.tiny_models import documents
 from tests.indexing.faults import tree
+from tests.indexing.ray_workers import CONFIG
 
 DOCS = [{"docno": f"d{i}", "text": text} for i, text in enumerate(documents([50, 12, 30, 90, 64, 21, 77, 41, 5]))]
 SIZE = 2  # four shards of 2 documents, one of 1
-CONFIG = FairConfig(strength=0.8, basket_size=8)
-
-
-@pytest.fixture
-def model(tiny_model: TinyModel) -> FairSentenceTransformer:
-    return calibrate(tiny_model(), CONFIG)
 
 
 def run(model: Any, folder: Path, source: Any = DOCS, **settings: Any) -> Build:
