@@ -12,22 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration import FairSentenceTransformer
 from fair_indexing import checkpoints, stream
 from fair_indexing.builder import build
 from fair_indexing.checkpoints import Checkpoint, count_checkpointed
 from fair_indexing.shards import ShardFolder
-from tests.conftest import TinyModel
 from tests.core.tiny_models import documents
 from tests.indexing.faults import tree
 
 DOCS = [{"docno": f"d{i}", "text": text} for i, text in enumerate(documents([50, 12, 30, 90, 64, 21, 77, 41, 5, 33]))]
 SETTINGS: dict[str, Any] = {"tokens_per_batch": 100, "show_progress_bar": False}  # a batch is one to five documents
-
-
-@pytest.fixture
-def model(tiny_model: TinyModel) -> FairSentenceTransformer:
-    return calibrate(tiny_model(), FairConfig(strength=0.8, basket_size=8))
 
 
 class Passes:
