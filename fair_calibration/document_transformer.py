@@ -160,17 +160,19 @@ class DocumentTransformer(Transformer, Generic[StateT]):
     def preprocess(  # type: ignore[override]
         self, inputs: Any, prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Tokenizes as `Transformer.preprocess` does, and counts the documents that are truncated."""
+        """Tokenizes as `Transformer.preprocess` does, and counts the texts that are truncated."""
         strength = kwargs.pop("strength", None)
         strength = self.fair_config.strength if strength is None else strength
         task = kwargs.get("task")
         if task is not None and self._is_query(task):
             with tokenizer_lock:
                 features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
-            return features
-        features, n_truncated = self.tokenize_documents(inputs, prompt, strength=strength, **kwargs)
-        if n_truncated:
-            self.counter.add(DocumentCounts(truncated=n_truncated), max_seq_length=self.max_seq_length)
+                counts = DocumentCounts(truncated_queries=count_truncated(features, self.max_seq_length))
+        else:
+            features, n_truncated = self.tokenize_documents(inputs, prompt, strength=strength, **kwargs)
+            counts = DocumentCounts(truncated=n_truncated)
+        if any(counts):
+            self.counter.add(counts, max_seq_length=self.max_seq_length)
         return features
 
     def tokenize_documents(

@@ -24,12 +24,14 @@ class DocumentCounts(NamedTuple):
         plain: Documents encoded at strength 0.
         truncated: Documents, among all of these, that were cut off at ``max_seq_length``. What is cut off cannot be
             found by any query.
+        truncated_queries: Queries that were cut off at ``max_seq_length``. What is cut off is not searched for.
     """
 
     calibrated: int = 0
     too_short: int = 0
     plain: int = 0
     truncated: int = 0
+    truncated_queries: int = 0
 
     @property
     def documents(self) -> int:
@@ -42,12 +44,12 @@ class DocumentCounts(NamedTuple):
 
 
 class DocumentCounter:
-    """Adds up `DocumentCounts` from any number of threads, and warns when the first document is truncated."""
+    """Adds up `DocumentCounts` from any number of threads, and warns when the first text is truncated."""
 
     def __init__(self) -> None:
         self._counts = DocumentCounts()
         self._lock = threading.Lock()
-        self._warned = False
+        self._unreported = {"documents", "queries"}  # of which no truncation was reported yet
 
     @property
     def counts(self) -> DocumentCounts:
@@ -55,16 +57,25 @@ class DocumentCounter:
         return self._counts
 
     def add(self, counts: DocumentCounts, *, max_seq_length: int | None) -> None:
-        """Adds ``counts``, and warns once if documents are truncated at ``max_seq_length`` tokens."""
+        """Adds ``counts``, and warns once each if documents and queries are truncated at ``max_seq_length`` tokens."""
+        truncated = {"documents"} if counts.truncated > 0 else set()
+        truncated |= {"queries"} if counts.truncated_queries > 0 else set()
         with self._lock:
             self._counts = self._counts.plus(counts)
-            warn = counts.truncated > 0 and not self._warned
-            self._warned = self._warned or warn
-        if warn:
+            report = truncated & self._unreported
+            self._unreported -= report
+        if "documents" in report:
             logger.warning(
                 "Documents are truncated at max_seq_length=%s tokens, and what is cut off cannot be found. Raise "
                 "max_seq_length if the model allows it; model.counts.truncated is their number. This warning is shown "
                 "once.",
+                max_seq_length,
+            )
+        if "queries" in report:
+            logger.warning(
+                "Queries are truncated at max_seq_length=%s tokens, and what is cut off is not searched for. Raise "
+                "max_seq_length if the model allows it; model.counts.truncated_queries is their number. This warning "
+                "is shown once.",
                 max_seq_length,
             )
 
@@ -75,8 +86,8 @@ class DocumentCounter:
         return counts
 
     def mute(self) -> None:
-        """Turns the warning off; documents are still counted."""
-        self._warned = True
+        """Turns the warnings off; truncated texts are still counted."""
+        self._unreported = set()
 
     # Locks can be neither copied nor pickled. A copy starts from 0.
     def __getstate__(self) -> dict[str, Any]:
@@ -87,11 +98,11 @@ class DocumentCounter:
 
 
 def count_truncated(features: Mapping[str, Any], max_seq_length: int | None) -> int:
-    """Returns how many documents were cut off when they were tokenized into ``features``."""
+    """Returns how many texts were cut off when they were tokenized into ``features``."""
     encodings = getattr(features, "encodings", None)
     if encodings is not None:
         return sum(bool(encoding.overflowing) for encoding in encodings)
-    # Slow tokenizers do not record what they cut off: documents that fill the limit count as truncated.
+    # Slow tokenizers do not record what they cut off: texts that fill the limit count as truncated.
     if "attention_mask" not in features or max_seq_length is None:
         return 0
     return int((features["attention_mask"].sum(-1) >= max_seq_length).sum())
@@ -153,7 +164,7 @@ class Summary:
 
 
 def describe_documents(counts: DocumentCounts, max_seq_length: int | None, *, done: str, least: int) -> str:
-    """Returns the line of a summary about the documents.
+    """Returns the line of a summary about the documents, and one about queries if some were truncated.
 
     Args:
         counts: What became of the documents.
@@ -165,7 +176,7 @@ def describe_documents(counts: DocumentCounts, max_seq_length: int | None, *, do
     return (
         f"  documents  {counts.documents}: {counts.calibrated} {done}, {counts.too_short} too short "
         f"(under {least} content tokens), {counts.plain} plain; {counts.truncated} truncated {limit}"
-    )
+    ) + (f"\n  queries    {counts.truncated_queries} truncated" if counts.truncated_queries else "")
 
 
 def _spans(indices: tuple[int, ...]) -> str:

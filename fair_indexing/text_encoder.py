@@ -266,8 +266,8 @@ class TextEncoder:
         """Takes back what a batch that ran out of memory has added to the model's counts."""
         if before is not None and isinstance(self.model, FairSentenceTransformer):
             excess = DocumentCounts(*(b - now for b, now in zip(before, self.model.counts, strict=True)))
-            if self._tokenizer is not None:  # truncated documents were counted in advance, when they were tokenized
-                excess = excess._replace(truncated=0)
+            if self._tokenizer is not None:  # truncated texts were counted in advance, when they were tokenized
+                excess = excess._replace(truncated=0, truncated_queries=0)
             self.model.fair.counter.add(excess, max_seq_length=self.model.max_seq_length)
 
     def _check_finite(self, vectors: Vectors, names: Sequence[object]) -> None:

@@ -92,7 +92,11 @@ class EvenChunksTransformer(DocumentTransformer[EvenChunksState]):
                 return super().encode_queries(features, **kwargs)
             # Only the forward pass was told that these are queries, so they are not truncated yet.
             encoder, others = self._chunk_encoder(dict(features), **kwargs)
-            return self._output(encoder.encode(0.0), others)
+            output = self._output(encoder.encode(0.0), others)
+        if n_truncated := encoder.counts(0.0).truncated:
+            counts = DocumentCounts(truncated_queries=n_truncated)
+            self.counter.add(counts, max_seq_length=self.max_seq_length)
+        return output
 
     def encode_documents(self, features: dict[str, Any], strength: float, **kwargs: Any) -> dict[str, Any]:
         """Encodes documents in even chunks, and counts them.

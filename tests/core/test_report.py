@@ -14,8 +14,8 @@ from fair_calibration.report import DocumentCounter
 def test_counts() -> None:
     counts = DocumentCounts(calibrated=5, too_short=2, plain=1, truncated=3)
     assert counts.documents == 8
-    assert counts.plus(DocumentCounts(1, 1, 1, 1)) == (6, 3, 2, 4)
-    assert DocumentCounts() == (0, 0, 0, 0)
+    assert counts.plus(DocumentCounts(1, 1, 1, 1)) == (6, 3, 2, 4, 0)
+    assert DocumentCounts() == (0, 0, 0, 0, 0)
 
 
 def test_counter_adds_and_starts_again() -> None:
@@ -34,19 +34,23 @@ def test_counter_warns_once(caplog: pytest.LogCaptureFixture) -> None:
         assert not caplog.records
         for _ in range(3):
             counter.add(DocumentCounts(calibrated=1, truncated=1), max_seq_length=256)
+            counter.add(DocumentCounts(truncated_queries=1), max_seq_length=256)
         counter.take()
-        counter.add(DocumentCounts(calibrated=1, truncated=1), max_seq_length=512)
+        counter.add(DocumentCounts(calibrated=1, truncated=1, truncated_queries=1), max_seq_length=512)
     assert [record.getMessage() for record in caplog.records] == [
         "Documents are truncated at max_seq_length=256 tokens, and what is cut off cannot be found. Raise "
-        "max_seq_length if the model allows it; model.counts.truncated is their number. This warning is shown once."
+        "max_seq_length if the model allows it; model.counts.truncated is their number. This warning is shown once.",
+        "Queries are truncated at max_seq_length=256 tokens, and what is cut off is not searched for. Raise "
+        "max_seq_length if the model allows it; model.counts.truncated_queries is their number. This warning is shown "
+        "once.",
     ]
 
 
 def test_muted_counter_counts(caplog: pytest.LogCaptureFixture) -> None:
     counter = DocumentCounter()
     counter.mute()
-    counter.add(DocumentCounts(truncated=1), max_seq_length=256)
-    assert counter.counts.truncated == 1
+    counter.add(DocumentCounts(truncated=1, truncated_queries=2), max_seq_length=256)
+    assert counter.counts == DocumentCounts(truncated=1, truncated_queries=2)
     assert not caplog.records
 
 

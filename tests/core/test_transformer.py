@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from fair_calibration import DocumentCounts, FairConfig, FairSentenceTransformer, calibrate, uncalibrate
+from fair_calibration import DocumentCounts, EvenChunks, FairConfig, FairSentenceTransformer, calibrate, uncalibrate
 from fair_calibration.transformer import FairTransformer
 from tests.conftest import TinyModel
 from tests.core.cases import assert_close
@@ -409,7 +409,7 @@ def test_counts(tiny_model: TinyModel, caplog: pytest.LogCaptureFixture) -> None
         # For cls pooling the EOS is content: 15 + 1 tokens are a basket.
         assert fair.counts == DocumentCounts(calibrated=2, too_short=2)
         fair.encode(documents([60]), strength=0)
-        fair.encode_query(documents([300]))
+        fair.encode_query(documents([100]))
         assert fair.counts.plain == 1
         assert not caplog.records
         fair.encode(documents([126, 127, 300]))
@@ -431,6 +431,26 @@ def test_counts_of_truncation_at_a_lower_limit(tiny_model: TinyModel, caplog: py
     assert [record.message.split(" tokens")[0] for record in caplog.records] == [
         "Documents are truncated at max_seq_length=20"
     ]
+
+
+@pytest.mark.parametrize("settings", [CONFIG, EvenChunks(chunk_size=8, unit_size=8)])
+def test_truncated_queries_are_counted(
+    tiny_model: TinyModel, settings: FairConfig | EvenChunks, caplog: pytest.LogCaptureFixture
+) -> None:
+    fair = calibrate(tiny_model("bert", "mean"), settings)
+    fair.max_seq_length = 20
+    with caplog.at_level(logging.WARNING, "fair_calibration"):
+        fair.encode_query(documents([5, 17]))
+        assert fair.counts == DocumentCounts()
+        assert not caplog.records
+        fair.encode_query(documents([5, 30, 40]))
+        fair.encode(documents([30]), prompt_name="query")
+    assert fair.counts == DocumentCounts(truncated_queries=3)
+    assert [record.message for record in caplog.records] == [
+        "Queries are truncated at max_seq_length=20 tokens, and what is cut off is not searched for. Raise "
+        "max_seq_length if the model allows it; model.counts.truncated_queries is their number. This warning is shown once."
+    ]
+    assert str(fair.summary()).endswith("\n  queries    3 truncated")
 
 
 # Several models, several threads

@@ -327,7 +327,12 @@ def test_memory_that_ends_after_the_transformer(fair: FairSentenceTransformer) -
     fair[1].register_forward_pre_hook(fail_once)
     encode_texts(fair, TEXTS)
     assert not failures
-    assert fair.counts == DocumentCounts(calibrated=8, too_short=4, truncated=1)
+    counts = DocumentCounts(calibrated=8, too_short=4, truncated=1)
+    assert fair.counts == counts
+    failures.append(torch.OutOfMemoryError("CUDA out of memory"))
+    encode_texts(fair, TEXTS, task="query")
+    assert not failures
+    assert fair.counts == counts._replace(truncated_queries=1)
 
 
 def test_a_document_that_does_not_fit_by_itself(fair: FairSentenceTransformer) -> None:

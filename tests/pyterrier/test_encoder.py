@@ -567,7 +567,10 @@ def test_counts(make_encoder: MakeEncoder, caplog: pytest.LogCaptureFixture) -> 
     encoder.strength, encoder.max_seq_length = 0.5, 20
     encoder.encode_docs(documents([50, 60, 3]))
     assert encoder.counts == DocumentCounts(calibrated=4, too_short=2, plain=2, truncated=2)
-    assert "truncated at max_seq_length=20" in caplog.text
+    assert "Documents are truncated at max_seq_length=20" in caplog.text
+    encoder.encode_queries([document(5), document(30)])
+    assert encoder.counts.truncated_queries == 1
+    assert "Queries are truncated at max_seq_length=20" in caplog.text
     encoder.basket_size = 8
     encoder.encode_docs([document(9)])
     assert encoder.counts == DocumentCounts(calibrated=1)

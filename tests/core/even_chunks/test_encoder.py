@@ -12,7 +12,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor
 
-from fair_calibration import PRESETS, EvenChunks, FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration import PRESETS, DocumentCounts, EvenChunks, FairConfig, FairSentenceTransformer, calibrate
 from tests.conftest import TinyModel
 from tests.core.tiny_models import MAX_LENGTH, document, documents
 
@@ -85,7 +85,7 @@ def test_equals_the_definition(family: str, pooling: str, tiny_model: TinyModel)
         is_long = len(text.split()) > 20
         torch.testing.assert_close(vector, expected(plain, text) if is_long else as_plain, rtol=0, atol=TOLERANCE)
         assert not is_long or (vector - as_plain).abs().max() > 1e-2
-    assert fair.counts._asdict() == {"calibrated": 4, "too_short": 3, "plain": 0, "truncated": 0}
+    assert fair.counts == DocumentCounts(calibrated=4, too_short=3)
 
 
 def test_documents_are_read_beyond_the_models_limit(tiny_model: TinyModel) -> None:
@@ -313,7 +313,7 @@ def test_features_for_chunks_serve_the_plain_model_and_queries(tiny_model: TinyM
     for kwargs in ({"strength": 0.0}, {"task": "query"}):
         vectors = fair(fair.preprocess(texts), **kwargs)["sentence_embedding"]
         torch.testing.assert_close(vectors, encode(plain, texts), rtol=0, atol=TOLERANCE)
-    assert fair.counts._asdict() == {"calibrated": 0, "too_short": 0, "plain": 2, "truncated": 1}
+    assert fair.counts == DocumentCounts(plain=2, truncated=1, truncated_queries=1)
 
 
 def test_unknown_features_are_an_error(tiny_model: TinyModel) -> None:
