@@ -448,7 +448,8 @@ def test_truncated_queries_are_counted(
     assert fair.counts == DocumentCounts(truncated_queries=3)
     assert [record.message for record in caplog.records] == [
         "Queries are truncated at max_seq_length=20 tokens, and what is cut off is not searched for. Raise "
-        "max_seq_length if the model allows it; model.counts.truncated_queries is their number. This warning is shown once."
+        "max_seq_length if the model allows it; model.counts.truncated_queries is their number. This warning is shown "
+        "once."
     ]
     assert str(fair.summary()).endswith("\n  queries    3 truncated")
 
