@@ -6,7 +6,6 @@ They tell queries from documents, count documents, and take the place of a model
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,12 +21,11 @@ from fair_calibration.query import is_query_task
 from fair_calibration.report import DocumentCounter, DocumentCounts, count_truncated
 from fair_calibration.routes import document_path, own_tasks
 from fair_calibration.settings import Settings
+from fair_calibration.texts import tokenizer_lock
 from fair_calibration.validation import validate_strength
 
 logger = logging.getLogger("fair_calibration")
 StateT = TypeVar("StateT", bound="DocumentState")
-# Two threads must not be inside one fast tokenizer at the same time: it raises "Already borrowed".
-tokenizer_lock = threading.RLock()
 
 
 class Tokenized(NamedTuple):

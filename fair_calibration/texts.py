@@ -1,10 +1,13 @@
-"""The check that documents and queries are texts that can be tokenized, which names the records that are not."""
+"""What stands before tokenizing: the check that texts can be tokenized, and a lock for the tokenizer."""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Sequence
 
+tokenizer_lock = threading.RLock()
+"""Held while a fast tokenizer is used: it keeps padding and truncation as state, which all threads would change."""
 _NAMED = 5  # how many records an error names
 
 

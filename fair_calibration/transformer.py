@@ -27,13 +27,14 @@ from fair_calibration.access.interface import (
     register_implementations,
 )
 from fair_calibration.config import FairConfig
-from fair_calibration.document_transformer import DocumentState, DocumentTransformer, tokenizer_lock
+from fair_calibration.document_transformer import DocumentState, DocumentTransformer
 from fair_calibration.method.baskets import build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
 from fair_calibration.method.last_layer import LastLayer, PooledRows, prove
 from fair_calibration.poolings import excluded_prompt, single_mode
 from fair_calibration.report import DocumentCounts, Summary
 from fair_calibration.settings import Settings
+from fair_calibration.texts import tokenizer_lock
 
 
 @dataclass

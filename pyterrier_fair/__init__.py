@@ -5,6 +5,7 @@ from pyterrier_fair.biencoder import FairBiEncoder
 from pyterrier_fair.cache import FairDocCache, cache_path
 from pyterrier_fair.datasets import PositionDataset
 from pyterrier_fair.index import FairIndex
+from pyterrier_fair.passages import FairPassages
 
 __all__ = [
     "PRESETS",
@@ -13,6 +14,7 @@ __all__ = [
     "FairConfig",
     "FairDocCache",
     "FairIndex",
+    "FairPassages",
     "PositionDataset",
     "cache_path",
 ]

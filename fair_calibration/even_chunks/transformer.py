@@ -12,7 +12,7 @@ from torch import nn
 
 from fair_calibration.access.discovery import model_name
 from fair_calibration.access.interface import handle_attention
-from fair_calibration.document_transformer import DocumentState, DocumentTransformer, Tokenized, tokenizer_lock
+from fair_calibration.document_transformer import DocumentState, DocumentTransformer, Tokenized
 from fair_calibration.even_chunks.chunks import Frame, frame_of
 from fair_calibration.even_chunks.config import EvenChunks
 from fair_calibration.even_chunks.encoder import ChunkEncoder, longest_input
@@ -21,6 +21,7 @@ from fair_calibration.limits import position_limit
 from fair_calibration.poolings import check_pooled_directly, single_mode
 from fair_calibration.report import DocumentCounts
 from fair_calibration.settings import Settings
+from fair_calibration.texts import tokenizer_lock
 
 
 @dataclass
