@@ -20,8 +20,6 @@ PREFIX = "mteb_fair/"
 EVEN_CHUNKS = "even_chunks"
 """The part of a name that stands for an `EvenChunks`; without it the settings are a `FairConfig`."""
 PROMPTS_DIGEST = "prompts_digest"
-OVERRIDES = ("max_seq_length", "embed_dim", PROMPTS_DIGEST)
-"""What a name holds besides the settings where it differs from the base model."""
 _HASHED = "settings"
 _MAX_LENGTH = 200  # MTEB makes folders of names, and file systems take 255 bytes
 
@@ -47,6 +45,8 @@ class Variant:
     model_prompts: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
+        if "/" not in self.base_name:
+            raise ValueError(f"base_name: expected 'organization/name', got {self.base_name!r}")
         for name in ("max_seq_length", "embed_dim"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, validate_positive_int(name, value))
@@ -67,7 +67,9 @@ class Variant:
         values = dict(part.partition("=")[::2] for part in parts if part != EVEN_CHUNKS)
         if hashed := [key for key in (_HASHED, PROMPTS_DIGEST) if key in values]:
             raise ValueError(f"name: {hashed} in {name!r} is a hash, from which the settings cannot be read back")
-        others = {key: _read(values.pop(key)) for key in ("calibrate_untyped", *OVERRIDES) if key in values}
+        others = {
+            key: _read(values.pop(key)) for key in ("calibrate_untyped", "max_seq_length", "embed_dim") if key in values
+        }
         config = settings_from_dict({**kind().to_dict(), **{key: _read(value) for key, value in values.items()}})
         variant = cls(base_name=base.replace("__", "/", 1), config=config, **others)
         if variant.name != name:
@@ -96,18 +98,6 @@ class Variant:
     def experiment_kwargs(self) -> dict[str, Any]:
         """All settings, defaults included, so that results stay apart even if a default changes some day."""
         settings = {**self.config.to_dict(), "calibrate_untyped": self.calibrate_untyped, **self._overrides()}
-        return {name: value for name, value in settings.items() if value is not None}
-
-    @property
-    def loader_kwargs(self) -> dict[str, Any]:
-        """The arguments of `mteb_fair.encoder.load_variant` that make this variant, in the types of JSON."""
-        settings = {
-            "settings": self.config.to_dict(),
-            "calibrate_untyped": self.calibrate_untyped,
-            "max_seq_length": self.max_seq_length,
-            "embed_dim": self.embed_dim,
-            "model_prompts": None if self.model_prompts is None else dict(self.model_prompts),
-        }
         return {name: value for name, value in settings.items() if value is not None}
 
     def _overrides(self) -> dict[str, Any]:

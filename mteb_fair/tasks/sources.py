@@ -21,28 +21,19 @@ _NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "sta
 _EXPECTED = f"expected files that end in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
 
 
-def local_folder(dataset: str, data_folder: str | os.PathLike[str] | None) -> Path | None:
-    """Returns the folder to read a dataset from, or None for the hub.
-
-    Args:
-        dataset: The name of the dataset's folder within the one that the environment variable names.
-        data_folder: The dataset's own folder, which is preferred to the environment variable.
+def local_folder(dataset: str) -> Path | None:
+    """Returns the folder of a dataset in the one that the environment variable names, or None for the hub.
 
     Raises:
-        ValueError: The folder given, or the one of the environment variable, does not exist.
+        ValueError: The folder that the environment variable names does not exist.
     """
-    if data_folder is not None:
-        folder = Path(data_folder)
-        if not folder.is_dir():
-            raise ValueError(f"data_folder: expected the folder of {dataset}, there is no folder {str(folder)!r}")
-        return folder.resolve()
     root = os.environ.get(DATA_VARIABLE)
     if not root:
         return None
     if not Path(root).is_dir():
         raise ValueError(f"{DATA_VARIABLE}: there is no folder {root!r}; unset the variable to use the hub")
     folder = Path(root) / dataset
-    return folder.resolve() if folder.is_dir() else None
+    return folder if folder.is_dir() else None
 
 
 def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
