@@ -99,7 +99,7 @@ def load_base(
             "and their results would be mixed up; give one of the two another base_name, such as 'me/second'"
         )
     if not isinstance(model, SentenceTransformer) and origin in MODEL_REGISTRY:
-        fair.prompts = dict(MODEL_REGISTRY[origin].loader_kwargs.get("model_prompts") or fair.prompts)
+        fair.prompts = dict(MODEL_REGISTRY[origin].loader_kwargs.get("model_prompts", fair.prompts))
     meta = describe_base(origin, fair)
     return fair, meta.model_copy(update={"name": name, "revision": commit, "adapted_from": origin})
 

@@ -28,10 +28,6 @@ class OtherLanguagesError(ValueError):
     """A task has none of the requested languages, or none of those in its local data."""
 
 
-class TaskDataError(ValueError):
-    """The data of a task cannot be found, read or used."""
-
-
 def build_metadata(**facts: Any) -> TaskMetadata:
     """Builds the metadata of a position task from what all such tasks share and the facts of one."""
     shared: dict[str, Any] = {
@@ -124,31 +120,28 @@ class PositionTask(AbsTaskRetrieval):
         """Reads and checks the data of the chosen subsets.
 
         Raises:
-            TaskDataError: The data cannot be found, read or used.
+            ValueError: The data cannot be found, read or used, or have changed since the task was made.
         """
         if self.data_loaded:
             return
-        try:
-            with (timer or TimingStack())("Data loading", log_message=f"Loading dataset {self.metadata.name}..."):
-                self.dataset = self._read_subsets()
-        except ValueError as error:
-            raise TaskDataError(str(error)) from error
-        self.data_loaded = True
-
-    def _read_subsets(self) -> dict[str, Any]:
         if self.data_folder is not None and f"local-{fingerprint(self.data_folder)}" != self.metadata.revision:
             raise ValueError(
                 f"{self.data_folder}: the data have changed since the task {self.metadata.name!r} was made, so its "
                 "name would be wrong for them; make the task again"
             )
-        subsets = {}
-        for subset in self.hf_subsets:
-            data = self.read(subset)
-            data.check(f"{self.metadata.name}, {subset}")
-            self._labels[subset] = data.labels
-            texts = {"corpus": _dataset(data.corpus), "queries": _dataset(data.queries)}
-            subsets[subset] = {SPLIT: {**texts, "relevant_docs": data.relevant, "top_ranked": None}}
-        return subsets
+        subsets: dict[str, Any] = {}
+        with (timer or TimingStack())("Data loading", log_message=f"Loading dataset {self.metadata.name}..."):
+            for subset in self.hf_subsets:
+                data = self.read(subset)
+                data.check(f"{self.metadata.name}, {subset}")
+                self._labels[subset] = data.labels
+                texts = {
+                    name: Dataset.from_dict({"id": list(texts), "text": list(texts.values())})
+                    for name, texts in (("corpus", data.corpus), ("queries", data.queries))
+                }
+                subsets[subset] = {SPLIT: {**texts, "relevant_docs": data.relevant, "top_ranked": None}}
+        self.dataset = subsets
+        self.data_loaded = True
 
     def unload_data(self) -> None:
         """Drops the data, but keeps the metadata of local data, which MTEB would reset."""
@@ -177,7 +170,3 @@ class PositionTask(AbsTaskRetrieval):
         # MTEB's nAUC is NaN where all queries score the same, which is not valid JSON.
         scores = super()._evaluate_subset(model, *args, **kwargs)
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in scores.items()}
-
-
-def _dataset(texts: Mapping[str, str]) -> Dataset:
-    return Dataset.from_dict({"id": list(texts), "text": list(texts.values())})

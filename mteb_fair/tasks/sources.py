@@ -1,4 +1,7 @@
-"""Finds and reads the data of a task: a local folder in the layout of the hub dataset, or the hub itself."""
+"""Finds and reads the data of a task: a local folder in the layout of the hub dataset, or the hub itself.
+
+What cannot be found, read or used is a ValueError that names the file.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,7 @@ _EXPECTED = f"expected files that end in {', '.join(_ENDINGS[:-1])} or {_ENDINGS
 
 
 def local_folder(dataset: str) -> Path | None:
-    """Returns the folder of a dataset in the one that the environment variable names, or None for the hub.
-
-    Raises:
-        ValueError: The folder that the environment variable names does not exist.
-    """
+    """Returns the folder of a dataset in the one that the environment variable names, or None for the hub."""
     root = os.environ.get(DATA_VARIABLE)
     if not root:
         return None
@@ -37,11 +36,7 @@ def local_folder(dataset: str) -> Path | None:
 
 
 def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
-    """Downloads the files of a hub dataset that match ``patterns``, or finds them in the hub's cache.
-
-    Raises:
-        ValueError: They are not in the cache and cannot be downloaded.
-    """
+    """Downloads the files of a hub dataset that match ``patterns``, or finds them in the hub's cache."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -72,11 +67,7 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Reads a Parquet or JSON Lines file as a list of rows with these columns.
-
-    Raises:
-        ValueError: There is no such file, it cannot be read, or a column is missing.
-    """
+    """Reads a Parquet or JSON Lines file as a list of rows with these columns."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file; expected the columns {list(columns)} in it")
     try:
@@ -93,22 +84,14 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def check_id(value: Any, where: object) -> str:
-    """Returns an id as a string.
-
-    Raises:
-        ValueError: The value is not a string or an integer, or is empty.
-    """
+    """Returns an id, which must be an integer or a string that is not empty, as a string."""
     if not isinstance(value, (str, int)) or isinstance(value, bool) or value == "":
         raise ValueError(f"{where}: expected a string or an integer as id, got {value!r} ({type(value).__name__})")
     return str(value)
 
 
 def check_numbers(values: Any, what: str, where: object) -> list[float]:
-    """Returns numbers as floats, missing ones as NaN.
-
-    Raises:
-        ValueError: ``values`` is not a list of numbers.
-    """
+    """Returns a list of numbers as floats, missing ones as NaN."""
     if values is None or isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ValueError(f"{where}: expected {what}, got {values!r}")
     values = list(values)
@@ -118,11 +101,7 @@ def check_numbers(values: Any, what: str, where: object) -> list[float]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns a hash of the names and the contents of the data files in a folder.
-
-    Raises:
-        ValueError: There are no data files in it.
-    """
+    """Returns a hash of the names and the contents of the data files in a folder, which must have some."""
     files = data_files(folder)
     if not files:
         raise ValueError(f"{folder}: {_EXPECTED} in or below it, found none")
