@@ -83,12 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs MTEB's command ``run`` with registered tasks and models, and reports its results.
-
-    Raises:
-        TypeError: A setting is not one of the chosen way of encoding.
-        ValueError: An argument is missing, out of range, or names something that does not exist.
-    """
+    """Runs MTEB's command ``run`` with registered tasks and models, and reports its results."""
     for name in ("output_folder", "prediction_folder"):
         if (path := getattr(args, name)) is not None and Path(path).is_file():
             raise ValueError(f"--{name.replace('_', '-')}: expected a folder, {path!r} is a file")
@@ -107,12 +102,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def select_tasks(args: argparse.Namespace) -> list[AbsTask]:
-    """Returns the tasks that ``run`` evaluates. Names in ``args.tasks`` become those of local and selected data.
-
-    Raises:
-        ValueError: A task is unknown, no task has the languages, types and categories, or a task has none of the
-            splits.
-    """
+    """Returns the tasks that ``run`` evaluates. Names in ``args.tasks`` become those of local and selected data."""
     if args.domains and not args.tasks:
         raise ValueError("--domains: expected PosIR or PosIRCrossLingual among the --tasks, got none")
     if args.benchmarks:
@@ -137,12 +127,7 @@ def select_tasks(args: argparse.Namespace) -> list[AbsTask]:
 
 
 def choose_model(args: argparse.Namespace) -> str:
-    """Returns the registered name of the model that the arguments ask for, registering it if necessary.
-
-    Raises:
-        TypeError: A setting is not one of the chosen way of encoding.
-        ValueError: There is no such model, or a setting is out of range.
-    """
+    """Returns the registered name of the model that the arguments ask for, registering it if necessary."""
     if not args.model:
         raise ValueError("--model: expected a name or a folder, got none")
     if Path(args.model).is_file():
@@ -157,11 +142,7 @@ def choose_model(args: argparse.Namespace) -> str:
 
 
 def check_results(model: str, output_folder: Path) -> None:
-    """Checks that the output folder holds no results of another model by the same name.
-
-    Raises:
-        ValueError: It does, and MTEB's tables would show the results of one as those of the other.
-    """
+    """Checks that the output folder holds no results of another model by the same name, which MTEB would mix up."""
     meta = mteb.get_model_meta(model)
     folder = output_folder / "results" / meta.model_name_as_path()
     others = [path.name for path in folder.glob("*") if path.is_dir() and path.name != meta.revision]

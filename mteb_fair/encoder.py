@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
@@ -37,7 +38,6 @@ _LOADING = sorted(
     - {"self", "model_name_or_path", "modules", "prompts"}
 )
 _ENCODE_KWARGS = ("batch_size", "tokens_per_batch", "devices", "show_progress_bar")
-_COMPRESSION = ("output_dtypes", "clipping_margin")  # what MTEB's CompressionWrapper adds to the experiment settings
 
 
 class FairEncoder:
@@ -121,7 +121,6 @@ class FairEncoder:
         if isinstance(chosen, EvenChunks):
             self.model.preprocess([""], task="document")  # a chunk that does not fit is reported now
         self._settings = changeable_settings(self.model)
-        self._announced: set[str] = set()
         self.mteb_model_meta = self._base
 
     def __repr__(self) -> str:
@@ -156,19 +155,10 @@ class FairEncoder:
 
     @mteb_model_meta.setter
     def mteb_model_meta(self, meta: ModelMeta) -> None:
-        # MTEB sets it when it loads a registered model, and CompressionWrapper adds experiment settings.
-        given = meta.experiment_kwargs or {}
-        compression = {name: given[name] for name in _COMPRESSION if name in given}
-        self._meta = meta.model_copy(
-            update={
-                "name": self.variant.name + "".join(f",{name}={value}" for name, value in compression.items()),
-                "revision": self._base.revision,
-                "adapted_from": self._base.adapted_from,
-                "experiment_kwargs": {**self.variant.experiment_kwargs, **compression},
-                "max_tokens": self.model.max_seq_length,
-                "embed_dim": self.model.get_embedding_dimension(),
-            }
-        )
+        # MTEB sets it when it loads a registered model, and when CompressionWrapper adds experiment settings.
+        facts: dict[str, Any] = {"revision": self._base.revision, "adapted_from": self._base.adapted_from}
+        facts |= {"max_tokens": self.model.max_seq_length, "embed_dim": self.model.get_embedding_dimension()}
+        self._meta = self.variant.identify(meta.model_copy(update=facts))
 
     def encode(
         self,
@@ -216,8 +206,13 @@ class FairEncoder:
         task: Any = PromptType(prompt_type).value if prompt_type is not None else None
         strength = None
         if task is None:
-            self._announce(task_metadata)
-            strength = None if self.variant.calibrate_untyped else 0.0
+            calibrated = self.variant.calibrate_untyped
+            _warn_once(
+                f"{task_metadata.name} ({task_metadata.type}) has no queries and documents: all its texts are encoded "
+                f"{'as documents, with calibration' if calibrated else 'plainly, without calibration'} "
+                f"(calibrate_untyped={calibrated})."
+            )
+            strength = None if calibrated else 0.0
             task = task_of_call(self.model, task=None, prompt_name=None, prompt=prompt)
             if task == "query":  # the default prompt of the model is one for queries
                 prompt = self.model.prompts[str(self.model.default_prompt_name)]
@@ -247,24 +242,14 @@ class FairEncoder:
                 "be kept under wrong settings; change the model before making a FairEncoder of it"
             )
 
-    def _announce(self, task: TaskMetadata) -> None:
-        if task.name not in self._announced:
-            self._announced.add(task.name)
-            logger.warning(
-                "%s (%s) has no queries and documents: all its texts are encoded %s (calibrate_untyped=%s).",
-                task.name,
-                task.type,
-                "as documents, with calibration" if self.variant.calibrate_untyped else "plainly, without calibration",
-                self.variant.calibrate_untyped,
-            )
-
     def similarity(self, embeddings1: Array, embeddings2: Array) -> Array:
         """Computes the model's similarity of all pairs of vectors, of shapes (n, D) and (m, D): (n, m)."""
-        return self.model.similarity(*_as_floats(embeddings1, embeddings2))
+        return self.model.similarity(torch.as_tensor(embeddings1).float(), torch.as_tensor(embeddings2).float())
 
     def similarity_pairwise(self, embeddings1: Array, embeddings2: Array) -> Array:
         """Computes the model's similarity of corresponding vectors, both of shape (n, D): (n,)."""
-        return self.model.similarity_pairwise(*_as_floats(embeddings1, embeddings2))
+        first, second = torch.as_tensor(embeddings1).float(), torch.as_tensor(embeddings2).float()
+        return self.model.similarity_pairwise(first, second)
 
 
 def _records(inputs: DataLoader[BatchedInput]) -> Iterator[tuple[str, str]]:
@@ -278,8 +263,9 @@ def _records(inputs: DataLoader[BatchedInput]) -> Iterator[tuple[str, str]]:
         position += len(texts)
 
 
-def _as_floats(*embeddings: Array) -> Iterator[torch.Tensor]:
-    return (torch.as_tensor(each).float() for each in embeddings)
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 _OWN_ARGUMENTS = [name for name in inspect.signature(FairEncoder.__init__).parameters if name not in ("self", "kwargs")]

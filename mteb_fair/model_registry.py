@@ -13,7 +13,7 @@ from fair_calibration import EvenChunks, FairConfig
 from fair_calibration.settings import Settings, choose_settings, setting_names, settings_from_dict
 from mteb_fair.encoder import FairEncoder
 from mteb_fair.loading import commit_of, describe_base, is_folder
-from mteb_fair.variant import PREFIX, PROMPTS_DIGEST, Variant
+from mteb_fair.variant import PROMPTS_DIGEST, Variant
 
 
 def register_model(
@@ -29,8 +29,7 @@ def register_model(
     Hub models are not loaded for that; local models are, to learn their identity.
 
     Args:
-        base_model: A Hugging Face name, a local folder, or the name of a variant such as
-            "mteb_fair/BAAI__bge-m3@strength=0.5", which holds the settings.
+        base_model: A Hugging Face name or a local folder.
         config: A `FairConfig`, an `EvenChunks` or the name of a preset; None means the defaults, or the settings that a
             local model was saved with.
         base_name: The name of a local model as "organization/name".
@@ -51,19 +50,14 @@ def register_model(
         variant, meta = encoder.variant, encoder.mteb_model_meta
     else:
         source = os.fspath(base_model)
-        named = Variant.from_name(source) if source.startswith(PREFIX) else None
-        if named is not None:
-            if config is not None or base_name is not None or options:
-                raise ValueError(f"base_model: {source!r} holds its settings; give the base model with other settings")
-            source = named.base_name
         if source not in MODEL_REGISTRY:
             revision = commit_of(source, revision)
         names = {*setting_names(FairConfig), *setting_names(EvenChunks)} & set(options)
         chosen = choose_settings(config, {name: options.pop(name) for name in names}, default=FairConfig())
-        variant = named or Variant(base_name=base_name or source, config=chosen, **options)
+        variant = Variant(base_name=base_name or source, config=chosen, **options)
         meta = describe_base(source)
-        identity = {"name": variant.name, "revision": revision or meta.revision, "adapted_from": source}
-        meta = meta.model_copy(update={**identity, "experiment_kwargs": variant.experiment_kwargs})
+        facts = {"revision": revision or meta.revision, "adapted_from": source}
+        meta = variant.identify(meta.model_copy(update=facts))
     other = MODEL_REGISTRY.get(variant.name)
     if other is not None and (other.adapted_from, other.revision) != (meta.adapted_from, meta.revision):
         raise ValueError(

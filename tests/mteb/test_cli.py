@@ -34,13 +34,6 @@ class TestChoice:
     def test_a_name_of_mteb_is_mtebs_model(self) -> None:
         assert choose("-m", "BAAI/bge-m3") == "BAAI/bge-m3"
 
-    @pytest.mark.parametrize("settings", ["strength=0.5", "strength=0.3,layers=at3+4", "even_chunks,strength=0.8"])
-    def test_a_name_with_settings(self, settings: str) -> None:
-        name = f"mteb_fair/BAAI__bge-m3@{settings}"
-        MODEL_REGISTRY.pop(name, None)
-        assert choose("-m", name) == name
-        assert MODEL_REGISTRY[name].adapted_from == "BAAI/bge-m3"
-
     @pytest.mark.parametrize(
         ("arguments", "settings"),
         [
@@ -66,15 +59,11 @@ class TestChoice:
         ("arguments", "message"),
         [
             ([], "--model: expected a name or a folder, got none"),
-            (["-m", "mteb_fair/BAAI__bge-m4@strength=0.5"], r"nearest names that MTEB knows are .*BAAI/bge-m3"),
+            (["-m", "BAAI/bge-m4", "--strength", "1"], r"nearest names that MTEB knows are .*BAAI/bge-m3"),
             (["-m", "./nowhere"], "there is no folder './nowhere', and it cannot be the name of a model"),
             (["-m", "bge-m3"], "nearest names that MTEB knows are .*'BAAI/bge-m3'"),
-            (
-                ["-m", "mteb_fair/BAAI__bge-m3@strength=0.5", "--strength", "1"],
-                "holds its settings; give the base model",
-            ),
+            (["-m", "BAAI/bge-m3", "--config", '{"x": 1}'], r"unknown FairConfig settings \['x'\]"),
             (["-m", "BAAI/bge-m3", "--config", "half"], "config: expected the name of a preset"),
-            (["-m", "mteb_fair/BAAI__bge-m3@strength=0.5,x=1"], r"unknown FairConfig settings \['x'\]"),
             (["-m", "BAAI/bge-m3", "--config", '{"layers": "many"}'], r"layers: expected one of \['all'\], got 'many'"),
         ],
     )

@@ -358,7 +358,7 @@ def test_what_mteb_loads_a_name_with(tiny_path: Path, monkeypatch: pytest.Monkey
     assert meta.revision == revision
     FairEncoder(name, "a" * 40, trust_remote_code=False)
     assert calls.pop() == (name, {**plain, "revision": "a" * 40, "trust_remote_code": False})
-    mteb.get_model(mteb_fair.register_model(f"mteb_fair/{name.replace('/', '__')}@strength=0.5"), device="cpu")
+    mteb.get_model(mteb_fair.register_model(name), device="cpu")
     settings = {"config": FairConfig(), "trust_remote_code": True}
     assert calls.pop() == (name, {"revision": revision, "device": "cpu", **settings})
     options = {"dtype": "float32"}
