@@ -81,7 +81,7 @@ def load_variant(
     config: Settings | str | None = None,
     **kwargs: Any,
 ) -> FairEncoder:
-    """Loads a registered variant for MTEB.
+    """Loads a registered variant for MTEB, with the arguments that `register_model` keeps and those of the caller.
 
     Args:
         name: The name of the variant.
@@ -89,11 +89,7 @@ def load_variant(
         base_model: The name or the folder of the base model.
         settings: The registered settings, as ``to_dict`` gives them.
         config: Settings instead of the registered ones.
-        **kwargs: Further arguments of `FairEncoder`, which replace registered ones.
-
-    Raises:
-        ValueError: As `FairEncoder`, also if the base model is a folder that holds another model than when it was
-            registered.
+        **kwargs: Further arguments of `FairEncoder`, the registered ones among them.
     """
     # MTEB passes the experiment settings on as well: those that are as registered were not given by the caller.
     given = {key: value for key, value in kwargs.items() if key not in settings or value != settings[key]}

@@ -79,10 +79,8 @@ def get_tasks(
     names = [BENCHMARK] if tasks is None else [tasks] if isinstance(tasks, str) else list(tasks)
     if not names:
         raise ValueError("tasks: expected at least one name, or None for those of the benchmark, got none")
-    if isinstance(languages, str):
-        raise ValueError(f"languages: expected a list, got {languages!r}; write [{languages!r}]")
-    if languages is not None and not languages:
-        raise ValueError("languages: expected None or at least one language, got none")
+    if languages is not None and (isinstance(languages, str) or not languages):
+        raise ValueError(f"languages: expected None or a list of at least one, such as ['eng'], got {languages!r}")
     if domains is not None and not {"PosIR", "PosIRCrossLingual", BENCHMARK}.intersection(names):
         raise ValueError(f"domains: only PosIR and PosIRCrossLingual have some, and {names} has neither")
     if data_folder is not None and (len(names) > 1 or names[0] in (BENCHMARK, NANOBEIR)):

@@ -56,10 +56,7 @@ def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str
     """Returns a query's position bin, over all lengths and within its length quartile.
 
     The relative position is the middle of the answer's span over the document's length, both in characters. Bins and
-    quartiles are closed at their upper bounds, as in the benchmark's own evaluation.
-
-    Raises:
-        ValueError: A number is missing, the span is reversed, or its middle lies outside the document.
+    quartiles are closed at their upper bounds, as in the benchmark's own evaluation. Impossible numbers are errors.
     """
     numbers = (*span, length, tokens)
     if len(span) != 2 or not all(math.isfinite(number) for number in numbers):
@@ -124,11 +121,7 @@ class PosIR(PositionTask):
 
     @classmethod
     def local_languages(cls, folder: Path) -> dict[str, list[str]]:
-        """Returns those of the task's languages in which a folder has queries.
-
-        Raises:
-            OtherLanguagesError: The folder has none of them.
-        """
+        """Returns those of the task's languages in which a folder has queries; none is an `OtherLanguagesError`."""
         found = sorted({path.parts[-3] for path in folder.glob("*/*/queries.parquet")})
         languages = {s: codes for s, codes in cls.metadata.hf_subsets_to_langscripts.items() if codes[0] in found}
         if not languages:

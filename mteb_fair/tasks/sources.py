@@ -35,21 +35,6 @@ def local_folder(dataset: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
-    """Downloads the files of a hub dataset that match ``patterns``, or finds them in the hub's cache."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=list(patterns))
-        )
-    except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
-        raise ValueError(
-            f"{repository}: the dataset is not in the cache and could not be downloaded ({type(error).__name__}: "
-            f"{error}); give a local copy as data_folder, or in the folder that {DATA_VARIABLE} names"
-        ) from error
-
-
 def data_files(folder: Path) -> list[Path]:
     """Returns the data files (Parquet or JSON Lines, also gzipped) in and below a folder, in a fixed order.
 
