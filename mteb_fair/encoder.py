@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 logger = logging.getLogger("mteb_fair")
-_SETTINGS = {*setting_names(FairConfig), *setting_names(EvenChunks)}
-_LOADING = sorted(
+SETTINGS = {*setting_names(FairConfig), *setting_names(EvenChunks)}
+_MODEL_ARGUMENTS = sorted(
     {*inspect.signature(SentenceTransformer.__init__).parameters, "tokenizer_kwargs", "pooled_row_only"}
     - {"self", "model_name_or_path", "modules", "prompts"}
 )
@@ -87,10 +87,10 @@ class FairEncoder:
             ValueError: A setting is out of range, there is no such model, it cannot be calibrated, or another local
                 model was used by the same name in this process.
         """
-        settings = {name: kwargs.pop(name) for name in _SETTINGS & set(kwargs)}
+        settings = {name: kwargs.pop(name) for name in SETTINGS & set(kwargs)}
         for argument in kwargs:
-            if argument not in _LOADING:
-                near = nearest_names(argument, [*_SETTINGS, *_OWN_ARGUMENTS, *_LOADING], n=1)
+            if argument not in _MODEL_ARGUMENTS:
+                near = nearest_names(argument, [*SETTINGS, *_OWN_ARGUMENTS, *_MODEL_ARGUMENTS], n=1)
                 raise TypeError(
                     f"{argument}: not an argument of FairEncoder, a setting or an argument of SentenceTransformer"
                     + (f"; did you mean {near[0]!r}?" if near else "")

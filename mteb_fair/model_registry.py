@@ -9,9 +9,9 @@ from typing import Any
 
 from mteb.models.model_implementations import MODEL_REGISTRY
 
-from fair_calibration import EvenChunks, FairConfig
-from fair_calibration.settings import Settings, choose_settings, setting_names, settings_from_dict
-from mteb_fair.encoder import FairEncoder
+from fair_calibration import FairConfig
+from fair_calibration.settings import Settings, choose_settings, settings_from_dict
+from mteb_fair.encoder import SETTINGS, FairEncoder
 from mteb_fair.loading import commit_of, describe_base, is_folder
 from mteb_fair.variant import PROMPTS_DIGEST, Variant
 
@@ -52,8 +52,8 @@ def register_model(
         source = os.fspath(base_model)
         if source not in MODEL_REGISTRY:
             revision = commit_of(source, revision)
-        names = {*setting_names(FairConfig), *setting_names(EvenChunks)} & set(options)
-        chosen = choose_settings(config, {name: options.pop(name) for name in names}, default=FairConfig())
+        given = {name: options.pop(name) for name in SETTINGS & set(options)}
+        chosen = choose_settings(config, given, default=FairConfig())
         variant = Variant(base_name=base_name or source, config=chosen, **options)
         meta = describe_base(source)
         facts = {"revision": revision or meta.revision, "adapted_from": source}

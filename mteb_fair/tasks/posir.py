@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fair_calibration.fingerprint import digest_text
+from mteb_fair.nearest_names import nearest_names
 from mteb_fair.scores import Grouping
 from mteb_fair.tasks.partitioned_search import SEPARATOR, part_of
 from mteb_fair.tasks.position_task import OtherLanguagesError, PositionTask, build_metadata
@@ -162,8 +162,8 @@ class PosIR(PositionTask):
         if self.domains is None:
             return found
         if unknown := [domain for domain in self.domains if domain not in found]:
-            nearest = difflib.get_close_matches(unknown[0], found, n=3, cutoff=0.0)
-            raise ValueError(f"domains: {unknown} are not in {folder}; the nearest to {unknown[0]!r} are {nearest}")
+            near = nearest_names(unknown[0], found)
+            raise ValueError(f"domains: {unknown} are not in {folder}; the nearest to {unknown[0]!r} are {near}")
         return list(self.domains)
 
     def _read_domain(self, data: PositionData, folder: Path, corpus_folder: Path) -> None:
