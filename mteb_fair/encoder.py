@@ -90,7 +90,8 @@ class FairEncoder:
         settings = {name: kwargs.pop(name) for name in SETTINGS & set(kwargs)}
         for argument in kwargs:
             if argument not in _MODEL_ARGUMENTS:
-                near = nearest_names(argument, [*SETTINGS, *_OWN_ARGUMENTS, *_MODEL_ARGUMENTS], n=1)
+                own = inspect.signature(FairEncoder).parameters
+                near = nearest_names(argument, [*SETTINGS, *own, *_MODEL_ARGUMENTS], n=1)
                 raise TypeError(
                     f"{argument}: not an argument of FairEncoder, a setting or an argument of SentenceTransformer"
                     + (f"; did you mean {near[0]!r}?" if near else "")
@@ -179,7 +180,7 @@ class FairEncoder:
             hf_subset: The subset.
             prompt_type: Whether the texts are documents, queries, or neither.
             **kwargs: ``batch_size``, ``tokens_per_batch``, ``devices`` and ``show_progress_bar`` of
-                `fair_indexing.stream.encode_stream`, and ``convert_to_tensor``.
+                `fair_indexing.stream.encode_stream`.
 
         Returns:
             float32 vectors of shape (n, D).
@@ -190,8 +191,6 @@ class FairEncoder:
                 or infinite values, or ``model`` was changed since the encoder was made.
         """
         self._check_unchanged()
-        as_tensor = bool(kwargs.pop("convert_to_tensor", False))
-        kwargs.pop("convert_to_numpy", None)  # the default
         if (precision := kwargs.pop("precision", "float32")) != "float32":
             raise ValueError(
                 f"encode_kwargs: precision={precision!r} quantizes queries and documents on different scales, so that "
@@ -199,8 +198,8 @@ class FairEncoder:
             )
         if unknown := sorted(set(kwargs) - set(_ENCODE_KWARGS)):
             raise TypeError(
-                f"encode_kwargs: {unknown} are not supported, only {[*_ENCODE_KWARGS, 'convert_to_tensor']}; what "
-                "changes the vectors, such as strength, embed_dim or model_prompts, is an argument of FairEncoder"
+                f"encode_kwargs: {unknown} are not supported, only {list(_ENCODE_KWARGS)}; what changes the "
+                "vectors, such as strength, embed_dim or model_prompts, is an argument of FairEncoder"
             )
         prompt = get_prompt(self.model.prompts, task_metadata, prompt_type)  # type: ignore[arg-type]
         task: Any = PromptType(prompt_type).value if prompt_type is not None else None
@@ -217,7 +216,7 @@ class FairEncoder:
             if task == "query":  # the default prompt of the model is one for queries
                 prompt = self.model.prompts[str(self.model.default_prompt_name)]
         try:
-            windows = encode_stream(
+            stream = encode_stream(
                 self.model,
                 _records(inputs),
                 task=task,
@@ -227,12 +226,11 @@ class FairEncoder:
                 total=len(inputs.dataset),  # type: ignore[arg-type]
                 **{"show_progress_bar": True, **kwargs},
             )
-            parts = [window.vectors for window in windows]
+            parts = [window.vectors for window in stream]
         except ValueError as error:
             raise ValueError(f"{task_metadata.name}, {hf_subset}: {error}") from error
         dimension = self.model.get_embedding_dimension() or 0
-        vectors = np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
-        return torch.from_numpy(vectors) if as_tensor else vectors
+        return np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
 
     def _check_unchanged(self) -> None:
         now = changeable_settings(self.model)
@@ -266,6 +264,3 @@ def _records(inputs: DataLoader[BatchedInput]) -> Iterator[tuple[str, str]]:
 @functools.cache
 def _warn_once(message: str) -> None:
     logger.warning(message)
-
-
-_OWN_ARGUMENTS = [name for name in inspect.signature(FairEncoder.__init__).parameters if name not in ("self", "kwargs")]

@@ -142,8 +142,7 @@ class TestVectors:
         vectors = encode(encoder, "document")
         np.testing.assert_allclose(encode(encoder, "document", batch_size=1), vectors, atol=3e-6)
         np.testing.assert_allclose(encode(encoder, "document", tokens_per_batch=64), vectors, atol=3e-6)
-        assert np.array_equal(encode(encoder, "document", precision="float32", convert_to_numpy=True), vectors)
-        assert np.array_equal(encode(encoder, "document", convert_to_tensor=True), vectors)
+        assert np.array_equal(encode(encoder, "document", precision="float32"), vectors)
         assert encode(encoder, "document", texts=[]).shape == (0, 32)
         with pytest.raises(ValueError, match="batch_size: expected an integer of at least 1, got 0"):
             encode(encoder, "document", batch_size=0)
