@@ -2,8 +2,9 @@
 
 from fair_calibration import PRESETS, EvenChunks, FairConfig
 from mteb_fair.encoder import FairEncoder
-from mteb_fair.registry import build_benchmark, get_tasks, register, register_model
-from mteb_fair.summary import summarize
+from mteb_fair.model_registry import register_model
+from mteb_fair.scores import summarize
+from mteb_fair.task_registry import get_tasks, register
 from mteb_fair.tasks import FineWebPosQ, PosIR, PosIRCrossLingual, PositionDemoRetrieval, SQuADPosQ
 from mteb_fair.variant import Variant
 
@@ -18,7 +19,6 @@ __all__ = [
     "PositionDemoRetrieval",
     "SQuADPosQ",
     "Variant",
-    "build_benchmark",
     "get_tasks",
     "register",
     "register_model",

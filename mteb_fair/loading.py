@@ -1,10 +1,10 @@
-"""Loads base models, names them, and finds the revision that stands for their weights."""
+"""Loads base models, with MTEB's metadata: the name of a model, and the revision that stands for its weights."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ _LOADING = {
 }  # fmt: skip
 # Folders that training scripts write: their names alone do not tell models apart.
 _TRAINING_FOLDER = re.compile(r"(final|best|last|latest|checkpoints?|epoch|step)?[-_]?\d*", re.IGNORECASE)
+_revisions: dict[str, str] = {}  # of the names used in this process, other than those of hub models
 
 
 def is_folder(model: object) -> bool:
@@ -36,70 +37,78 @@ def is_folder(model: object) -> bool:
     return isinstance(model, (str, os.PathLike)) and Path(model).exists()
 
 
-def local_name(folder: str | os.PathLike[str]) -> str:
-    """Returns the name of a local model, "local/<folder>".
-
-    Folders such as "final" or "checkpoint-500" are joined with the folder around them: "local/run1-final".
-    """
-    first, *others = reversed(Path(folder).resolve().parts[1:] or ("model",))
-    parts = [first]
-    while others and _TRAINING_FOLDER.fullmatch(parts[0]):
-        parts.insert(0, others.pop(0))
-    return f"local/{'-'.join(parts)}"
-
-
-def registered_loading(model: object) -> tuple[str | None, dict[str, Any]]:
-    """Returns the revision and the arguments of SentenceTransformer that MTEB's registry has for a name."""
-    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
-    if name not in MODEL_REGISTRY or is_folder(name):
-        return None, {}
-    meta = MODEL_REGISTRY[name]
-    return meta.revision, {key: value for key, value in meta.loader_kwargs.items() if key in _LOADING}
-
-
-def registered_prompts(name: str) -> Mapping[str, str] | None:
-    """Returns the prompts that MTEB's registry has for a name, or None if the model's own are used."""
-    if name not in MODEL_REGISTRY:
-        return None
-    prompts: Mapping[str, str] | None = MODEL_REGISTRY[name].loader_kwargs.get("model_prompts")
-    return prompts
-
-
 def load_base(
     model: object,
-    revision: str | None,
-    device: str | None,
-    kwargs: Mapping[str, Any],
-    config: Settings | str | None = None,
-) -> tuple[FairSentenceTransformer, str]:
-    """Loads a model, calibrates it, and returns it with the name of its base model.
+    revision: str | None = None,
+    *,
+    config: Settings | None = None,
+    base_name: str | None = None,
+    device: str | None = None,
+    loading: Mapping[str, Any] | None = None,
+) -> tuple[FairSentenceTransformer, ModelMeta]:
+    """Loads and calibrates a model, and returns it with MTEB's metadata of its base model.
 
-    ``kwargs`` are further arguments of SentenceTransformer; ``config`` is as in `calibrate`.
+    Args:
+        model: A Hugging Face name, a local folder, or a loaded SentenceTransformer, which is not changed.
+        revision: The commit, branch or tag of a Hugging Face model; None means that of MTEB's registry, or the newest.
+        config: The settings; None means those that the model was saved with, or else the defaults.
+        base_name: The name to be used instead of the model's own, as "organization/name".
+        device: The device.
+        loading: Arguments of SentenceTransformer besides those that MTEB's registry has for the name.
+
+    Returns:
+        The model, and metadata with the name, the revision and, as ``adapted_from``, the name that MTEB may know.
 
     Raises:
         TypeError: ``model`` is not a name, a path or a SentenceTransformer.
         ModelNotFoundError: There is no such folder or model.
-        ValueError: ``revision`` or ``kwargs`` are given with a loaded model.
+        ValueError: ``revision`` or ``loading`` are given with a loaded model, or another local model was used by the
+            same name in this process.
     """
+    loading = dict(loading or {})
+    commit: str | None = None
+    from_hub = isinstance(model, (str, os.PathLike)) and not is_folder(model)
     if isinstance(model, SentenceTransformer):
-        if kwargs or revision is not None:
-            unused = sorted([*kwargs, *(["revision"] if revision is not None else [])])
+        if loading or revision is not None:
+            unused = sorted([*loading, *(["revision"] if revision is not None else [])])
             raise ValueError(f"model: {unused} are for loading a name or a folder, got a loaded {type(model).__name__}")
         fair = calibrate(model, config)
-        return (fair if device is None else fair.to(device)), _name_of(fair)
-    if not isinstance(model, (str, os.PathLike)):
+        fair = fair if device is None else fair.to(device)
+        own_name = _name_of(fair)
+        commit = model.model_card_data.base_model_revision
+    elif isinstance(model, (str, os.PathLike)):
+        path = os.fspath(model)
+        own_name, listed = path if from_hub else local_name(path), {}
+        if from_hub:
+            if path in MODEL_REGISTRY:
+                revision = revision or MODEL_REGISTRY[path].revision
+                listed = {k: v for k, v in MODEL_REGISTRY[path].loader_kwargs.items() if k in _LOADING}
+            revision = commit = commit_of(path, revision, token=loading.get("token"))  # branches move, commits do not
+        changed = {k for k, v in loading.items() if k not in listed or listed[k] != v} - _NEUTRAL
+        fair = FairSentenceTransformer(path, config=config, revision=revision, device=device, **{**listed, **loading})
+    else:
         raise TypeError(f"model: expected a name, a path or a SentenceTransformer, got {type(model).__name__}")
-    path = os.fspath(model)
-    fair = FairSentenceTransformer(path, config=config, revision=revision, device=device, **kwargs)
-    return fair, local_name(path) if is_folder(path) else path
+    if commit is None or not from_hub or changed:  # a loaded model may have been changed since it came from the hub
+        digest = fingerprint_model(fair)
+        commit = f"{commit}-{digest}" if commit else digest
+    name = base_name or own_name
+    origin = own_name if from_hub else name
+    if not from_hub and _revisions.setdefault(name, commit) != commit:
+        raise ValueError(
+            f"base_name: {name!r} was the name of another model before (other weights, prompts or loading arguments), "
+            "and their results would be mixed up; give one of the two another base_name, such as 'me/second'"
+        )
+    if not isinstance(model, SentenceTransformer) and origin in MODEL_REGISTRY:
+        fair.prompts = dict(MODEL_REGISTRY[origin].loader_kwargs.get("model_prompts", fair.prompts))
+    meta = describe_base(origin, fair)
+    return fair, meta.model_copy(update={"name": name, "revision": commit, "adapted_from": origin})
 
 
-def describe_base(name: str, model: SentenceTransformer | None = None, *, loader: Callable[..., Any]) -> ModelMeta:
+def describe_base(name: str, model: SentenceTransformer | None = None) -> ModelMeta:
     """Returns MTEB's metadata of a base model or, if MTEB does not know it, what the loaded model tells."""
-    facts: dict[str, Any] = {"loader": loader, "loader_kwargs": {"base_model": name, **registered_loading(name)[1]}}
     if name in MODEL_REGISTRY:
-        return MODEL_REGISTRY[name].model_copy(update=facts, deep=True)
-    facts |= {"name": name, "framework": ["Sentence Transformers", "PyTorch"]}
+        return MODEL_REGISTRY[name].model_copy(update={"loader": None, "loader_kwargs": {}}, deep=True)
+    facts: dict[str, Any] = {"name": name, "framework": ["Sentence Transformers", "PyTorch"]}
     if model is not None:
         facts["n_parameters"] = sum(parameter.numel() for parameter in model.parameters())
         facts["similarity_fn_name"] = _SIMILARITIES.get(str(model.similarity_fn_name))
@@ -124,19 +133,16 @@ def commit_of(name: str, revision: str | None, *, token: str | bool | None = Non
         raise ModelNotFoundError(f"{error}; the nearest names that MTEB knows are {near}") from error
 
 
-def revision_of(fair: FairSentenceTransformer, model: object, revision: str | None, kwargs: Mapping[str, Any]) -> str:
-    """Returns what identifies the weights: the commit of a model loaded from the hub, or else a hash of the model.
+def local_name(folder: str | os.PathLike[str]) -> str:
+    """Returns the name of a local model, "local/<folder>".
 
-    A loaded model that came from the hub may have been changed since; it is identified by both.
+    Folders such as "final" or "checkpoint-500" are joined with the folder around them: "local/run1-final".
     """
-    if isinstance(model, SentenceTransformer):
-        commit = model.model_card_data.base_model_revision
-    else:
-        commit = None if is_folder(model) else revision
-        if commit and not set(kwargs) - _NEUTRAL:
-            return commit
-    digest = fingerprint_model(fair)
-    return f"{commit}-{digest}" if commit else digest
+    first, *others = reversed(Path(folder).resolve().parts[1:] or ("model",))
+    parts = [first]
+    while others and _TRAINING_FOLDER.fullmatch(parts[0]):
+        parts.insert(0, others.pop(0))
+    return f"local/{'-'.join(parts)}"
 
 
 def _name_of(fair: FairSentenceTransformer) -> str:

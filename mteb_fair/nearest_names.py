@@ -7,13 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest_names(name: str, known: Iterable[str], *, n: int = 3) -> list[str]:
-    """Returns the known names most like ``name``, ignoring case: first those that contain it, the shortest first.
-
-    Args:
-        name: The unknown name.
-        known: The known names.
-        n: The largest number of names returned.
-    """
+    """Returns at most ``n`` known names most like ``name``, ignoring case: first those that contain it."""
     by_lower = {each.lower(): each for each in known}
     wanted = name.lower()
     containing = [each for each in by_lower if wanted in each] if len(wanted) > 1 else []

@@ -1,62 +1,27 @@
-"""Computes scores per position group, and PSI, harmonic mean and slope over the groups.
+"""Scores by position group in MTEB's results, and `summarize`, which puts them in a table.
 
-Every position task and script takes its numbers from here. Groups are ordered from the beginning of a document to its
-end. Undefined values, such as the mean of a group without queries or the slope of one group, are None (``null`` in
-JSON) and never NaN, and the number of queries is given beside them.
+Groups are ordered from the beginning of a document to its end. Undefined values, such as the mean of a group without
+queries or the slope of one group, are None (``null`` in JSON) and never NaN, and the number of queries is given beside
+them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import pandas as pd
+from mteb.results import TaskResult
 
 from fair_evaluation.measures import harmonic_mean, position_sensitivity_index, slope
 
 METRIC = "ndcg_cut_10"
 """The per-query score that is grouped, as pytrec_eval calls it; `SCORE` is its name in MTEB's results."""
 SCORE = "ndcg_at_10"
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupScore:
-    """The mean score of a group's queries.
-
-    Attributes:
-        n: The number of queries.
-        mean: Their mean score; None without queries.
-    """
-
-    n: int
-    mean: float | None
-
-    def __post_init__(self) -> None:
-        if self.n < 0 or (self.n == 0) != (self.mean is None):
-            raise ValueError(
-                f"GroupScore: expected a mean if and only if there are queries, got n={self.n}, {self.mean}"
-            )
-        if self.mean is not None and not (math.isfinite(self.mean) and self.mean >= 0):
-            raise ValueError(f"GroupScore: expected a finite, nonnegative mean, got {self.mean}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionMeasures:
-    """The measures over a list of position groups.
-
-    Attributes:
-        mean: The mean over the groups, all with the same weight; None without queries.
-        psi: The position sensitivity index ``1 - min / max``; 0 is position-fair. 0 if all groups score 0; None without
-            queries.
-        harmonic_mean: The harmonic mean over the groups, 0 if any group scores 0; None without queries.
-        slope: The slope of the least-squares line of score over position, where positions run from 0 to 1 and a group
-            is placed at the middle of its share; negative if the beginning is favoured. None with one group.
-    """
-
-    mean: float | None
-    psi: float | None
-    harmonic_mean: float | None
-    slope: float | None
+_MEASURES = ("psi", "harmonic_mean", "slope")
+COLUMNS = ("task", "split", "subset", "length", "n", SCORE, *_MEASURES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,94 +37,78 @@ class Grouping:
     name: str
     groups: tuple[str, ...]
 
-    def key(self, suffix: str) -> str:
-        """Returns the name of a measure in MTEB's flat results."""
-        return f"{self.name}_{suffix}" if self.name else suffix
-
 
 def score_groups(
-    per_query: Mapping[str, float], labels: Mapping[str, Iterable[str]], groups: Sequence[str]
-) -> dict[str, GroupScore]:
-    """Computes the mean score of each group; a query counts in every group that it is labelled with.
+    grouping: Grouping, per_query: Mapping[str, float], labels: Mapping[str, Iterable[str]]
+) -> dict[str, float | int | None]:
+    """Computes the scores of position groups and the measures over them, as flat scores of an MTEB result.
+
+    Groups without queries have no mean and are left out of the measures. A group's place, from which the slope is
+    computed, is the middle of its share of the positions, which run from 0 to 1.
 
     Args:
+        grouping: The groups.
         per_query: The score of each query; missing queries, which retrieved nothing, score 0.
-        labels: The groups of each query in all partitions; groups that are not in ``groups`` are ignored.
-        groups: The names, in order.
+        labels: The groups of each query in all partitions; a query counts in every group that it is labelled with.
     """
-    members: dict[str, list[float]] = {group: [] for group in groups}
+    members: dict[str, list[float]] = {group: [] for group in grouping.groups}
     for query, names in labels.items():
-        for name in names:
-            if name in members:
-                members[name].append(per_query.get(query, 0.0))
-    return {
-        name: GroupScore(n=len(scores), mean=math.fsum(scores) / len(scores) if scores else None)
-        for name, scores in members.items()
-    }
-
-
-def pool_groups(parts: Iterable[Mapping[str, GroupScore]]) -> dict[str, GroupScore]:
-    """Pools groups of the same names, such as those of several subsets, as if all queries had been scored at once."""
-    members: dict[str, list[GroupScore]] = {}
-    for part in parts:
-        for name, score in part.items():
-            members.setdefault(name, []).append(score)
-    pooled = {}
-    for name, scores in members.items():
-        n = sum(score.n for score in scores)
-        total = math.fsum(score.n * score.mean for score in scores if score.mean is not None)
-        pooled[name] = GroupScore(n=n, mean=total / n if n else None)
-    return pooled
-
-
-def measure_groups(scores: Sequence[GroupScore]) -> PositionMeasures:
-    """Computes the measures over groups in the order of their positions, leaving out empty groups.
-
-    Raises:
-        ValueError: There are no groups.
-    """
-    if not scores:
-        raise ValueError("scores: expected at least one position group, got none")
-    places = [(index + 0.5) / len(scores) for index in range(len(scores))]
-    filled = [(place, score.mean) for place, score in zip(places, scores, strict=True) if score.mean is not None]
-    if not filled:
-        return PositionMeasures(mean=None, psi=None, harmonic_mean=None, slope=None)
-    means = [mean for _, mean in filled]
-    return PositionMeasures(
-        mean=math.fsum(means) / len(means),
-        psi=position_sensitivity_index(means),
-        harmonic_mean=harmonic_mean(means),
-        slope=slope([place for place, _ in filled], means),
-    )
-
-
-def to_entry(grouping: Grouping, scores: Mapping[str, GroupScore]) -> dict[str, float | int | None]:
-    """Writes groups and their measures as the flat scores of an MTEB result; `from_entry` reads them back."""
+        for name in members.keys() & names:
+            members[name].append(per_query.get(query, 0.0))
     entry: dict[str, float | int | None] = {}
-    for name in grouping.groups:
-        entry[f"{name}_{SCORE}"] = scores[name].mean
-        entry[f"{name}_n"] = scores[name].n
-    measures = measure_groups([scores[name] for name in grouping.groups])
-    entry[grouping.key(f"position_mean_{SCORE}")] = measures.mean
-    entry[grouping.key("psi")] = measures.psi
-    entry[grouping.key("harmonic_mean")] = measures.harmonic_mean
-    entry[grouping.key("slope")] = measures.slope
+    places, means = [], []
+    for number, (group, scores) in enumerate(members.items()):
+        entry[f"{group}_{SCORE}"] = mean = math.fsum(scores) / len(scores) if scores else None
+        entry[f"{group}_n"] = len(scores)
+        if mean is not None:
+            places.append((number + 0.5) / len(members))
+            means.append(mean)
+    prefix = f"{grouping.name}_" if grouping.name else ""
+    entry[f"{prefix}position_mean_{SCORE}"] = math.fsum(means) / len(means) if means else None
+    entry[f"{prefix}psi"] = position_sensitivity_index(means) if means else None
+    entry[f"{prefix}harmonic_mean"] = harmonic_mean(means) if means else None
+    entry[f"{prefix}slope"] = slope(places, means) if means else None
     return entry
 
 
-def from_entry(grouping: Grouping, entry: Mapping[str, Any]) -> dict[str, GroupScore]:
-    """Reads the groups from the flat scores of an MTEB result.
+def summarize(results: Iterable[TaskResult]) -> pd.DataFrame:
+    """Returns the position measures of task results as a table with the columns `COLUMNS`.
 
-    Raises:
-        ValueError: The entry does not hold these groups.
+    The first row of a task covers all document lengths. PosIR has further rows for its length classes. The score of a
+    row is the mean over its position groups, as published, except in the first row of PosIR, where it is the
+    mean over queries. Tasks without positions have MTEB's score alone.
+
+    Args:
+        results: The results, such as ``mteb.evaluate(...).task_results``.
+
+    Returns:
+        The table. What is undefined, such as the PSI of a task without positions, is missing.
     """
-    scores = {}
-    for name in grouping.groups:
-        score_key, n_key = f"{name}_{SCORE}", f"{name}_n"
-        if n_key not in entry or score_key not in entry:
-            raise ValueError(
-                f"entry: expected the scores {score_key!r} and {n_key!r}; the result belongs to another task, or to "
-                "another version of the task"
-            )
-        scores[name] = GroupScore(n=int(entry[n_key]), mean=entry[score_key])
-    return scores
+    rows: list[dict[str, Any]] = []
+    for result in results:
+        for split, entries in result.scores.items():
+            for entry in entries:
+                keys = {"task": result.task_name, "split": split, "subset": entry["hf_subset"]}
+                rows += [{**keys, **row} for row in _rows(entry)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _rows(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns a row for all lengths and one for each length class of a result."""
+    if "psi" not in entry:
+        return [{"length": "all", SCORE: entry["main_score"]}]
+    lengths = [key.removesuffix("_psi") for key in entry if key.endswith("_psi")]
+    groups: dict[str, list[str]] = {length: [] for length in ["", *lengths]}
+    for key in entry:
+        if key.endswith("_n"):  # such as q1_bin00_n
+            length = next((length for length in lengths if key.startswith(f"{length}_")), "")
+            groups[length].append(key.removesuffix("_n"))
+    rows = []
+    for length, names in groups.items():
+        prefix = f"{length}_" if length else ""
+        n, score = sum(entry[f"{name}_n"] for name in names), entry[f"{prefix}position_mean_{SCORE}"]
+        if lengths and not length:
+            score = sum(entry[f"{name}_n"] * (entry[f"{name}_{SCORE}"] or 0.0) for name in names) / n
+        measures = {name: entry[f"{prefix}{name}"] for name in _MEASURES}
+        rows.append({"length": length or "all", "n": n, SCORE: score, **measures})
+    return rows

@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fair_calibration import EvenChunks, FairConfig
+from mteb.models import ModelMeta
+
+from fair_calibration import EvenChunks
 from fair_calibration.fingerprint import digest_text
-from fair_calibration.settings import Settings, setting_names, settings_from_dict
+from fair_calibration.settings import Settings, setting_names
 from fair_calibration.validation import validate_positive_int
 
 PREFIX = "mteb_fair/"
-EVEN_CHUNKS = "even_chunks"
-"""The part of a name that stands for an `EvenChunks`; without it the settings are a `FairConfig`."""
 PROMPTS_DIGEST = "prompts_digest"
-OVERRIDES = ("max_seq_length", "embed_dim", PROMPTS_DIGEST)
-"""What a name holds besides the settings where it differs from the base model."""
 _HASHED = "settings"
+_COMPRESSION = ("output_dtypes", "clipping_margin")  # what MTEB's CompressionWrapper adds to the experiment settings
 _MAX_LENGTH = 200  # MTEB makes folders of names, and file systems take 255 bytes
 
 
@@ -47,37 +46,16 @@ class Variant:
     model_prompts: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
+        if "/" not in self.base_name:
+            raise ValueError(f"base_name: expected 'organization/name', got {self.base_name!r}")
         for name in ("max_seq_length", "embed_dim"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, validate_positive_int(name, value))
 
-    @classmethod
-    def from_name(cls, name: str) -> Variant:
-        """Builds the variant that a name stands for; the first "__" separates organization and model.
-
-        Raises:
-            ValueError: The name does not start with "mteb_fair/", a setting in it is unknown or out of range, or it
-                holds a hash instead of settings or prompts.
-        """
-        base, separator, listed = name.removeprefix(PREFIX).rpartition("@")
-        if not name.startswith(PREFIX) or not separator or "__" not in base:
-            raise ValueError(f"name: expected '{PREFIX}<organization>__<model>@<settings>', got {name!r}")
-        parts = listed.split(",")
-        kind: type[Settings] = EvenChunks if EVEN_CHUNKS in parts else FairConfig
-        values = dict(part.partition("=")[::2] for part in parts if part != EVEN_CHUNKS)
-        if hashed := [key for key in (_HASHED, PROMPTS_DIGEST) if key in values]:
-            raise ValueError(f"name: {hashed} in {name!r} is a hash, from which the settings cannot be read back")
-        others = {key: _read(values.pop(key)) for key in ("calibrate_untyped", *OVERRIDES) if key in values}
-        config = settings_from_dict({**kind().to_dict(), **{key: _read(value) for key, value in values.items()}})
-        variant = cls(base_name=base.replace("__", "/", 1), config=config, **others)
-        if variant.name != name:
-            raise ValueError(f"name: {name!r} is not how these settings are written; write {variant.name!r}")
-        return variant
-
     @property
     def name(self) -> str:
         """The name in MTEB: the strength and every setting that is not the default, or a hash of them if it is long."""
-        parts = [EVEN_CHUNKS] if isinstance(self.config, EvenChunks) else []
+        parts = ["even_chunks"] if isinstance(self.config, EvenChunks) else []
         defaults = type(self.config)()
         settings: dict[str, Any] = {"strength": self.config.strength}
         for setting in setting_names(self.config):
@@ -98,17 +76,12 @@ class Variant:
         settings = {**self.config.to_dict(), "calibrate_untyped": self.calibrate_untyped, **self._overrides()}
         return {name: value for name, value in settings.items() if value is not None}
 
-    @property
-    def loader_kwargs(self) -> dict[str, Any]:
-        """The arguments of `mteb_fair.encoder.load_variant` that make this variant, in the types of JSON."""
-        settings = {
-            "settings": self.config.to_dict(),
-            "calibrate_untyped": self.calibrate_untyped,
-            "max_seq_length": self.max_seq_length,
-            "embed_dim": self.embed_dim,
-            "model_prompts": None if self.model_prompts is None else dict(self.model_prompts),
-        }
-        return {name: value for name, value in settings.items() if value is not None}
+    def identify(self, meta: ModelMeta) -> ModelMeta:
+        """Returns metadata with the name and the experiment settings of this variant, and those of compression."""
+        given = meta.experiment_kwargs or {}
+        compression = {name: given[name] for name in _COMPRESSION if name in given}
+        name = self.name + "".join(f",{name}={value}" for name, value in compression.items())
+        return meta.model_copy(update={"name": name, "experiment_kwargs": {**self.experiment_kwargs, **compression}})
 
     def _overrides(self) -> dict[str, Any]:
         overrides: dict[str, Any] = {"max_seq_length": self.max_seq_length, "embed_dim": self.embed_dim}
@@ -120,12 +93,3 @@ class Variant:
 def _write(value: Any) -> str:
     # "at6" is the layer with index 6, "6" the last six layers.
     return "at" + "+".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)
-
-
-def _read(text: str) -> Any:
-    if text.startswith("at") and all(part.isdigit() for part in text[2:].split("+")):
-        return [int(part) for part in text[2:].split("+")]
-    try:
-        return json.loads(text.lower() if text in ("True", "False") else text)
-    except ValueError:
-        return text  # a word such as "all", or an error in `FairConfig`

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fair_evaluation.position_collections import PLACES, build_collections, load_passages
 from mteb_fair.scores import Grouping
-from mteb_fair.tasks.partitioned_search import SEPARATOR, PartitionedSearch
+from mteb_fair.tasks.partitioned_search import SEPARATOR
 from mteb_fair.tasks.position_task import PositionTask, build_metadata
 from mteb_fair.tasks.task_data import PositionData
 
@@ -33,6 +31,7 @@ class PositionDemoRetrieval(PositionTask):
     )
     groupings = (Grouping(name="", groups=PLACES),)
     dataset_name = "PositionDemo"
+    partitioned = True
 
     def read(self, subset: str) -> PositionData:  # noqa: ARG002
         """Builds the documents from the embedded passages."""
@@ -45,6 +44,3 @@ class PositionDemoRetrieval(PositionTask):
                 data.add_query(part + query.qid, query.query, labels=[query.place], where=self.metadata.name)
                 data.relevant[part + query.qid] = {part + query.docno: 1}
         return data
-
-    def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return super()._evaluate_subset(PartitionedSearch(model), *args, **kwargs)

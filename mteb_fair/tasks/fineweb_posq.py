@@ -44,29 +44,21 @@ class FineWebPosQ(PositionTask):
     def read(self, subset: str) -> PositionData:  # noqa: ARG002
         """Reads all data files. Rows with the same page share a document, and rows with the same question a query."""
         data = PositionData()
-        documents: dict[str, str] = {}
         for path in data_files(self.folder("*.parquet", "*.jsonl")):
             for number, row in enumerate(read_rows(path, ["question", "content", "span_class"])):
                 where = f"{path}, row {number}"
-                content = row["content"]
-                if not isinstance(content, str):
-                    raise ValueError(
-                        f"{where}: expected a string as content, got {content!r} ({type(content).__name__})"
-                    )
-                if content not in documents:
-                    documents[content] = f"d{len(documents)}"
-                    data.add_document(documents[content], content, where=where)
+                document = data.document_of(row["content"], what="content", where=where)
                 if _is_missing(row["question"]):
                     continue  # part of the corpus alone, as published
                 if not isinstance(row["question"], str):
                     raise ValueError(f"{where}: expected a string or null as question, got {row['question']!r}")
                 places = _places(row["span_class"], where)
-                query = _query_id(row["question"], documents[content])
+                query = f"{document}-{hashlib.blake2b(row['question'].encode(), digest_size=6).hexdigest()}"
                 if query in data.queries:
                     data.labels[query] = tuple(p for p in PLACES if p in places or p in data.labels[query])
                 else:
                     data.add_query(query, row["question"], labels=places, where=where)
-                    data.add_judgement(query, documents[content], 1, where=where)
+                    data.add_judgement(query, document, 1, where=where)
         return data
 
 
@@ -81,7 +73,3 @@ def _places(classes: Any, where: str) -> list[str]:
         raise ValueError(f"{where}: expected places among {sorted(_CLASSES)} in span_class, got {unknown}")
     named = {_CLASSES[name] for name in classes}
     return [place for place in PLACES if place in named]
-
-
-def _query_id(question: str, document: str) -> str:
-    return f"{document}-{hashlib.blake2b(question.encode(), digest_size=6).hexdigest()}"

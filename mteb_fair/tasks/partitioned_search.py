@@ -30,11 +30,7 @@ class PartitionedSearch:
     """
 
     def __init__(self, model: EncoderProtocol | CrossEncoderProtocol | SearchProtocol) -> None:
-        """Wraps a model.
-
-        Raises:
-            TypeError: ``model`` is not an MTEB encoder, cross-encoder or search model.
-        """
+        """Wraps an encoder, cross-encoder or search model of MTEB; anything else is a TypeError."""
         self._search: SearchProtocol
         if isinstance(model, SearchProtocol):
             self._search = model

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import logging
 import math
 import os
@@ -12,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fair_calibration.fingerprint import digest_text
+from mteb_fair.nearest_names import nearest_names
 from mteb_fair.scores import Grouping
-from mteb_fair.tasks.partitioned_search import SEPARATOR, PartitionedSearch, part_of
+from mteb_fair.tasks.partitioned_search import SEPARATOR, part_of
 from mteb_fair.tasks.position_task import OtherLanguagesError, PositionTask, build_metadata
 from mteb_fair.tasks.sources import check_id, check_numbers, read_rows
 from mteb_fair.tasks.task_data import PositionData
@@ -56,10 +56,7 @@ def labels_of(span: Sequence[float], length: float, tokens: float, *, where: str
     """Returns a query's position bin, over all lengths and within its length quartile.
 
     The relative position is the middle of the answer's span over the document's length, both in characters. Bins and
-    quartiles are closed at their upper bounds, as in the benchmark's own evaluation.
-
-    Raises:
-        ValueError: A number is missing, the span is reversed, or its middle lies outside the document.
+    quartiles are closed at their upper bounds, as in the benchmark's own evaluation. Impossible numbers are errors.
     """
     numbers = (*span, length, tokens)
     if len(span) != 2 or not all(math.isfinite(number) for number in numbers):
@@ -90,6 +87,7 @@ class PosIR(PositionTask):
     )
     groupings = GROUPINGS
     dataset_name = "PosIR"
+    partitioned = True
     corpus_language: ClassVar[str | None] = None
 
     def __init__(
@@ -103,11 +101,12 @@ class PosIR(PositionTask):
 
         Args:
             domains: The domains, such as "law_judiciary"; None means all. A selection is part of the task's name.
-            data_folder: See `PositionTask`.
+            data_folder: The folder with the data; None means the hub.
             **kwargs: Further arguments of MTEB's `AbsTask`.
 
         Raises:
-            ValueError: The folder does not exist or holds no data files, or ``domains`` is not a list of names.
+            ValueError: The folder does not exist, or holds no data files or none of the task's languages, or
+                ``domains`` is not a list of names.
         """
         if isinstance(domains, str) or (domains is not None and not domains):
             raise ValueError(f"domains: expected None or a list of at least one domain, got {domains!r}")
@@ -115,46 +114,22 @@ class PosIR(PositionTask):
             if not isinstance(domain, str) or not re.fullmatch(r"[\w-]+", domain):
                 raise ValueError(f"domains: expected names of letters, digits, '_' and '-', got {domain!r}")
         self.domains = None if domains is None else tuple(sorted(set(domains)))
-        super().__init__(data_folder=data_folder, **kwargs)
+        suffix = "" if self.domains is None else "-" + "+".join(self.domains)
+        if self.domains is not None and len(self.domains) > 2:
+            suffix = f"-{len(self.domains)}domains-{digest_text(suffix[1:])}"
+        super().__init__(data_folder=data_folder, selection={"domains": self.domains}, suffix=suffix, **kwargs)
 
-    def arguments(self) -> dict[str, Any]:
-        """Returns the arguments with which `__init__` makes an equal task."""
-        return {**super().arguments(), "domains": self.domains}
-
-    def selection_suffix(self) -> str:
-        """Returns the domains as part of a name; for more than two, their number and a hash."""
-        if self.domains is None:
-            return ""
-        name = "+".join(self.domains)
-        if len(self.domains) > 2:
-            name = f"{len(self.domains)}domains-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
-        return f"-{name}"
-
-    def local_metadata(self, folder: Path) -> dict[str, Any]:
-        """Returns the languages in the folder as metadata.
-
-        Raises:
-            OtherLanguagesError: The folder has none of the task's languages.
-        """
+    @classmethod
+    def local_languages(cls, folder: Path) -> dict[str, list[str]]:
+        """Returns those of the task's languages in which a folder has queries; none is an `OtherLanguagesError`."""
         found = sorted({path.parts[-3] for path in folder.glob("*/*/queries.parquet")})
-        languages = {self.subset_of(language): self.languages_of(language) for language in found}
-        languages = {subset: codes for subset, codes in languages.items() if subset is not None}
+        languages = {s: codes for s, codes in cls.metadata.hf_subsets_to_langscripts.items() if codes[0] in found}
         if not languages:
             raise OtherLanguagesError(
                 f"{folder}: expected <lang-Script>/<domain>/queries.parquet in it, with languages that "
-                f"{self.metadata.name} has; found the languages {found}"
+                f"{cls.metadata.name} has; found the languages {found}"
             )
-        return {"eval_langs": languages}
-
-    @classmethod
-    def subset_of(cls, language: str) -> str | None:
-        """Returns the subset for a language of queries, or None if the task has no such subset."""
-        return language
-
-    @classmethod
-    def languages_of(cls, language: str) -> list[str]:
-        """Returns the languages of the subset for a language of queries."""
-        return [language]
+        return languages
 
     def read(self, subset: str) -> PositionData:
         """Reads the chosen domains of a language. Ids start with the domain."""
@@ -172,9 +147,8 @@ class PosIR(PositionTask):
             )  # fmt: skip
         for domain in domains:
             self._read_domain(data, folder / language / domain, folder / corpus_language / domain)
-        asked = {part_of(query) for query in data.queries}
         corpora = {path.parent.name for path in (folder / corpus_language).glob("*/corpus.parquet")}
-        if bare := sorted(corpora.intersection(self.domains or corpora) - asked):
+        if bare := sorted(corpora.intersection(self.domains or corpora) - {part_of(query) for query in data.queries}):
             logger.warning(
                 "%s, %s: the domains %s have documents but no queries; they add nothing to the scores",
                 self.metadata.name, subset, bare,
@@ -188,8 +162,8 @@ class PosIR(PositionTask):
         if self.domains is None:
             return found
         if unknown := [domain for domain in self.domains if domain not in found]:
-            nearest = difflib.get_close_matches(unknown[0], found, n=3, cutoff=0.0)
-            raise ValueError(f"domains: {unknown} are not in {folder}; the nearest to {unknown[0]!r} are {nearest}")
+            near = nearest_names(unknown[0], found)
+            raise ValueError(f"domains: {unknown} are not in {folder}; the nearest to {unknown[0]!r} are {near}")
         return list(self.domains)
 
     def _read_domain(self, data: PositionData, folder: Path, corpus_folder: Path) -> None:
@@ -215,9 +189,6 @@ class PosIR(PositionTask):
             query, document = (part + check_id(row[name], path) for name in ("query-id", "corpus-id"))
             data.add_judgement(query, document, row["score"], where=path)
 
-    def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return super()._evaluate_subset(PartitionedSearch(model), *args, **kwargs)
-
 
 class PosIRCrossLingual(PosIR):
     """PosIR with queries in one of nine languages and documents in English."""
@@ -229,13 +200,3 @@ class PosIRCrossLingual(PosIR):
         **_SHARED,
     )
     corpus_language = ENGLISH
-
-    @classmethod
-    def subset_of(cls, language: str) -> str | None:
-        """Returns the subset for a language of queries, or None for English."""
-        return None if language == ENGLISH else f"{language}_{ENGLISH}"
-
-    @classmethod
-    def languages_of(cls, language: str) -> list[str]:
-        """Returns the languages of the subset for a language of queries: that language and English."""
-        return [language, ENGLISH]

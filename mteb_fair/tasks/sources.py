@@ -1,4 +1,7 @@
-"""Finds and reads the data of a task: a local folder in the layout of the hub dataset, or the hub itself."""
+"""Finds and reads the data of a task: a local folder in the layout of the hub dataset, or the hub itself.
+
+What cannot be found, read or used is a ValueError that names the file.
+"""
 
 from __future__ import annotations
 
@@ -21,47 +24,15 @@ _NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "sta
 _EXPECTED = f"expected files that end in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
 
 
-def local_folder(dataset: str, data_folder: str | os.PathLike[str] | None) -> Path | None:
-    """Returns the folder to read a dataset from, or None for the hub.
-
-    Args:
-        dataset: The name of the dataset's folder within the one that the environment variable names.
-        data_folder: The dataset's own folder, which is preferred to the environment variable.
-
-    Raises:
-        ValueError: The folder given, or the one of the environment variable, does not exist.
-    """
-    if data_folder is not None:
-        folder = Path(data_folder)
-        if not folder.is_dir():
-            raise ValueError(f"data_folder: expected the folder of {dataset}, there is no folder {str(folder)!r}")
-        return folder.resolve()
+def local_folder(dataset: str) -> Path | None:
+    """Returns the folder of a dataset in the one that the environment variable names, or None for the hub."""
     root = os.environ.get(DATA_VARIABLE)
     if not root:
         return None
     if not Path(root).is_dir():
         raise ValueError(f"{DATA_VARIABLE}: there is no folder {root!r}; unset the variable to use the hub")
     folder = Path(root) / dataset
-    return folder.resolve() if folder.is_dir() else None
-
-
-def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
-    """Downloads the files of a hub dataset that match ``patterns``, or finds them in the hub's cache.
-
-    Raises:
-        ValueError: They are not in the cache and cannot be downloaded.
-    """
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=list(patterns))
-        )
-    except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
-        raise ValueError(
-            f"{repository}: the dataset is not in the cache and could not be downloaded ({type(error).__name__}: "
-            f"{error}); give a local copy as data_folder, or in the folder that {DATA_VARIABLE} names"
-        ) from error
+    return folder if folder.is_dir() else None
 
 
 def data_files(folder: Path) -> list[Path]:
@@ -81,11 +52,7 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Reads a Parquet or JSON Lines file as a list of rows with these columns.
-
-    Raises:
-        ValueError: There is no such file, it cannot be read, or a column is missing.
-    """
+    """Reads a Parquet or JSON Lines file as a list of rows with these columns."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file; expected the columns {list(columns)} in it")
     try:
@@ -102,22 +69,14 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def check_id(value: Any, where: object) -> str:
-    """Returns an id as a string.
-
-    Raises:
-        ValueError: The value is not a string or an integer, or is empty.
-    """
+    """Returns an id, which must be an integer or a string that is not empty, as a string."""
     if not isinstance(value, (str, int)) or isinstance(value, bool) or value == "":
         raise ValueError(f"{where}: expected a string or an integer as id, got {value!r} ({type(value).__name__})")
     return str(value)
 
 
 def check_numbers(values: Any, what: str, where: object) -> list[float]:
-    """Returns numbers as floats, missing ones as NaN.
-
-    Raises:
-        ValueError: ``values`` is not a list of numbers.
-    """
+    """Returns a list of numbers as floats, missing ones as NaN."""
     if values is None or isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ValueError(f"{where}: expected {what}, got {values!r}")
     values = list(values)
@@ -127,11 +86,7 @@ def check_numbers(values: Any, what: str, where: object) -> list[float]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns a hash of the names and the contents of the data files in a folder.
-
-    Raises:
-        ValueError: There are no data files in it.
-    """
+    """Returns a hash of the names and the contents of the data files in a folder, which must have some."""
     files = data_files(folder)
     if not files:
         raise ValueError(f"{folder}: {_EXPECTED} in or below it, found none")

@@ -56,22 +56,15 @@ class SQuADPosQ(PositionTask):
         if not files:
             raise ValueError(f"{folder}: expected files with {' or '.join(_PARTS)} in their names, found none")
         data = PositionData()
-        documents: dict[str, str] = {}
         for path in files:
             for row in read_rows(path, ["id", "context", "question", "answers"]):
-                context = row["context"]
                 query = check_id(row["id"], path)
-                if not isinstance(context, str):
-                    raise ValueError(f"{path}: query {query!r}: expected a string as context, got {context!r}")
-                if context not in documents:
-                    documents[context] = f"d{len(documents)}"
-                    data.add_document(documents[context], context, where=path)
-                if (start := _first_start(row["answers"], f"{path}: query {query!r}")) is None:
+                where = f"{path}: query {query!r}"
+                document = data.document_of(row["context"], what="context", where=where)
+                if (start := _first_start(row["answers"], where)) is None:
                     continue  # unanswerable: its paragraph is part of the corpus, as published
-                if start < 0:
-                    raise ValueError(f"{path}: query {query!r}: expected an answer_start from 0 on, got {start}")
                 data.add_query(query, row["question"], labels=groups_of(start), where=path)
-                data.add_judgement(query, documents[context], 1, where=path)
+                data.add_judgement(query, document, 1, where=path)
         return data
 
 
@@ -82,4 +75,6 @@ def _first_start(answers: Any, where: str) -> int | None:
     starts = check_numbers(answers["answer_start"], what, where)
     if starts and math.isnan(starts[0]):
         raise ValueError(f"{where}: expected {what}, got {answers!r}")
+    if starts and starts[0] < 0:
+        raise ValueError(f"{where}: expected an answer_start from 0 on, got {int(starts[0])}")
     return int(starts[0]) if starts else None

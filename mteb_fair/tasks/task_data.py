@@ -14,7 +14,9 @@ _NAMED = 5
 
 @dataclass(kw_only=True)
 class PositionData:
-    """One subset of a task, collected row by row and checked as a whole by `check`.
+    """One subset of a task, collected row by row and checked as a whole by `check`; faults are ValueErrors.
+
+    ``where`` is the start of error messages, such as the file or the task.
 
     Attributes:
         corpus: The text of each document.
@@ -27,21 +29,22 @@ class PositionData:
     queries: dict[str, str] = field(default_factory=dict)
     relevant: dict[str, dict[str, int]] = field(default_factory=dict)
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _ids: dict[str, str] = field(default_factory=dict)
+
+    def document_of(self, text: Any, *, what: str, where: object) -> str:
+        """Returns the id of the document with this text, which is added if it is new."""
+        if not isinstance(text, str):
+            raise ValueError(f"{where}: expected a string as {what}, got {text!r} ({type(text).__name__})")
+        identifier = self._ids.setdefault(text, f"d{len(self._ids)}")
+        self.corpus[identifier] = text
+        return identifier
 
     def add_document(self, identifier: str, text: Any, *, where: object) -> None:
-        """Adds a document.
-
-        Raises:
-            ValueError: The id occurs twice, or the text is not a string.
-        """
+        """Adds a document, whose text must be a string and whose id must be new."""
         _add(self.corpus, identifier, text, f"{where}: document")
 
     def add_query(self, identifier: str, text: Any, *, labels: Sequence[str], where: object) -> None:
-        """Adds a query with its position groups.
-
-        Raises:
-            ValueError: The id occurs twice, the text is empty or not a string, or there are no groups.
-        """
+        """Adds a query with at least one position group; its text must not be empty and its id must be new."""
         _add(self.queries, identifier, text, f"{where}: query")
         if not text.strip():
             raise ValueError(f"{where}: query {identifier!r} is empty")
@@ -50,11 +53,7 @@ class PositionData:
         self.labels[identifier] = tuple(labels)
 
     def add_judgement(self, query: str, document: str, grade: Any, *, where: object) -> None:
-        """Adds how relevant a document is to a query.
-
-        Raises:
-            ValueError: The grade is not an integer, or the pair is judged twice.
-        """
+        """Adds how relevant a document is to a query: an integer, once for each pair."""
         if isinstance(grade, bool) or not isinstance(grade, Real) or not float(grade).is_integer():
             raise ValueError(f"{where}: expected an integer score of query {query!r} and {document!r}, got {grade!r}")
         judged = self.relevant.setdefault(query, {})
@@ -63,15 +62,7 @@ class PositionData:
         judged[document] = int(float(grade))
 
     def check(self, where: str) -> None:
-        """Checks the data as a whole, and warns of empty documents.
-
-        Args:
-            where: The start of error messages, such as the task and the subset.
-
-        Raises:
-            ValueError: There are no documents or no queries, a query has no relevant document, or a judgement names a
-                query or a document that does not exist.
-        """
+        """Checks that there are documents and queries, each query has a relevant document, and judged ones exist."""
         if not self.corpus:
             raise ValueError(f"{where}: the corpus is empty")
         if not self.queries:

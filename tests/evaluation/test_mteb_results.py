@@ -89,11 +89,12 @@ def test_measures_are_those_of_the_task() -> None:
     """What `mteb_fair` writes is read back with the same measures, for any of its groupings."""
     scores = pytest.importorskip("mteb_fair.scores")
     groups = tuple(f"bin{i:02d}" for i in range(20))
-    filled = {g: scores.GroupScore(n=i, mean=0.9 - i / 40 if i else None) for i, g in enumerate(groups)}
-    entry = scores.to_entry(scores.Grouping(name="", groups=groups), filled)
-    entry |= scores.to_entry(
-        scores.Grouping(name="q3", groups=tuple(f"q3_{g}" for g in groups)), {f"q3_{g}": s for g, s in filled.items()}
-    )
+    queries = {f"{g}-{number}": (g, 0.9 - i / 40) for i, g in enumerate(groups) for number in range(i)}
+    per_query = {query: score for query, (_, score) in queries.items()}
+    labels = {query: (group, f"q3_{group}") for query, (group, _) in queries.items()}
+    entry = scores.score_groups(scores.Grouping(name="", groups=groups), per_query, labels)
+    inner = scores.Grouping(name="q3", groups=tuple(f"q3_{group}" for group in groups))
+    entry |= scores.score_groups(inner, per_query, labels)
     found = from_mteb(result({"hf_subset": "x", **entry}))["x"]
     for part, prefix in ((found, ""), (found.lengths["q3"], "q3_")):
         assert part.psi == pytest.approx(entry[f"{prefix}psi"])

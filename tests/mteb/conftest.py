@@ -47,4 +47,4 @@ def tiny_path(tiny_folder: Callable[..., Path]) -> Path:
 @pytest.fixture(autouse=True)
 def _no_names_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets every test use the names of models that other tests have used for other models."""
-    monkeypatch.setattr("mteb_fair.encoder._revisions", {})
+    monkeypatch.setattr("mteb_fair.loading._revisions", {})

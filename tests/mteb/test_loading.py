@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from fair_calibration import FairSentenceTransformer
 from fair_calibration.model_source import ModelNotFoundError
-from mteb_fair.loading import commit_of, load_base, local_name, revision_of
+from mteb_fair.loading import commit_of, load_base, local_name
 
 
 @pytest.mark.parametrize(
@@ -17,27 +18,29 @@ from mteb_fair.loading import commit_of, load_base, local_name, revision_of
 def test_names_of_loaded_models(tiny_path: Path, source: str, name: str) -> None:
     model = SentenceTransformer(str(tiny_path), device="cpu")
     model[0].model.config._name_or_path = source
-    assert load_base(model, None, None, {})[1] == name
+    assert load_base(model)[1].name == name
 
 
-def test_revisions(tiny_path: Path) -> None:
-    fair, name = load_base(tiny_path, None, "cpu", {})
-    assert name == f"local/{tiny_path.name}"
-    weights = revision_of(fair, tiny_path, None, {})
-    assert revision_of(fair, str(tiny_path), "ignored for folders", {}) == weights
-    # A hub model is known by its commit; what changes its vectors is said beside it.
-    assert revision_of(fair, "org/model", "abc123", {}) == "abc123"
-    assert revision_of(fair, "org/model", "abc123", {"token": "x"}) == "abc123"
-    assert revision_of(fair, "org/model", "abc123", {"model_kwargs": {}}) == f"abc123-{weights}"
-    assert revision_of(fair, "org/model", None, {}) == weights
+def test_revisions(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = load_base(tiny_path, device="cpu")[1]
+    assert meta.name == f"local/{tiny_path.name}"
+    weights = meta.revision
+    assert load_base(str(tiny_path), "ignored for folders")[1].revision == weights
+    fair = FairSentenceTransformer(str(tiny_path), device="cpu")
+    monkeypatch.setattr("mteb_fair.loading.FairSentenceTransformer", lambda *_, **__: fair)
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    # A hub model is known by its commit; arguments that change its vectors are known by a hash beside it.
+    assert load_base("org/model", commit)[1].revision == commit
+    assert load_base("org/model", commit, loading={"token": "x"})[1].revision == commit
+    assert load_base("org/model", commit, loading={"model_kwargs": {}})[1].revision == f"{commit}-{weights}"
 
 
 def test_revisions_of_loaded_models(tiny_path: Path) -> None:
     model = SentenceTransformer(str(tiny_path), device="cpu")
-    weights = revision_of(load_base(model, None, None, {})[0], model, None, {})
+    weights = load_base(model)[1].revision
     model.model_card_data.base_model_revision = "def456"  # as loading from the hub does
     # It may have been changed since.
-    assert revision_of(load_base(model, None, None, {})[0], model, None, {}) == f"def456-{weights}"
+    assert load_base(model, base_name="org/loaded")[1].revision == f"def456-{weights}"
 
 
 class TestCommits:

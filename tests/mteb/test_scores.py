@@ -1,114 +1,51 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import mteb
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mteb_fair.scores import (
-    Grouping,
-    GroupScore,
-    from_entry,
-    measure_groups,
-    pool_groups,
-    score_groups,
-    to_entry,
-)
+from mteb_fair import FineWebPosQ, PosIR, summarize
+from mteb_fair.scores import COLUMNS, Grouping, score_groups
+from tests.mteb.layouts import write_fineweb, write_posir
+
+SECOND = 1 / math.log2(3)
 
 
-def group(n: int, mean: float | None) -> GroupScore:
-    return GroupScore(n=n, mean=mean)
+def score(per_query: Mapping[str, float], labels: Mapping[str, Sequence[str]], *groups: str) -> dict[str, Any]:
+    return score_groups(Grouping(name="", groups=groups), per_query, labels)
 
 
-class TestScoreGroups:
+def measure(*means: float | None) -> dict[str, Any]:
+    """Scores groups with one query each, or none where the mean is None."""
+    per_query = {str(number): mean for number, mean in enumerate(means) if mean is not None}
+    return score(per_query, {query: [query] for query in per_query}, *map(str, range(len(means))))
+
+
+class TestGroups:
     def test_means_over_the_queries_of_a_group(self) -> None:
-        scores = score_groups({"a": 1.0, "b": 0.5, "c": 0.2}, {"a": ["x"], "b": ["x"], "c": ["y"]}, ["x", "y"])
-        assert scores == {"x": group(2, 0.75), "y": group(1, 0.2)}
+        entry = score({"a": 1.0, "b": 0.5, "c": 0.2}, {"a": ["x"], "b": ["x"], "c": ["y"]}, "x", "y")
+        assert (entry["x_n"], entry["x_ndcg_at_10"], entry["y_n"], entry["y_ndcg_at_10"]) == (2, 0.75, 1, 0.2)
 
     def test_a_query_counts_in_each_of_its_groups(self) -> None:
-        scores = score_groups({"a": 1.0}, {"a": ["x", "y"]}, ["x", "y"])
-        assert scores == {"x": group(1, 1.0), "y": group(1, 1.0)}
+        entry = score({"a": 1.0}, {"a": ["x", "y", "of another partition"]}, "x", "y")
+        assert (entry["x_n"], entry["x_ndcg_at_10"], entry["y_n"], entry["y_ndcg_at_10"]) == (1, 1, 1, 1)
 
     def test_a_query_that_found_nothing_scores_0(self) -> None:
-        assert score_groups({"a": 1.0}, {"a": ["x"], "b": ["x"]}, ["x"]) == {"x": group(2, 0.5)}
-
-    def test_a_group_without_queries_is_there_without_a_mean(self) -> None:
-        assert score_groups({"a": 1.0}, {"a": ["x"]}, ["x", "y"])["y"] == group(0, None)
-
-
-class TestMeasures:
-    def test_by_hand(self) -> None:
-        measures = measure_groups([group(1, 0.8), group(5, 0.6), group(2, 0.4)])
-        assert measures.mean == pytest.approx(0.6)
-        assert measures.psi == pytest.approx(0.5)  # 1 - .4 / .8
-        assert measures.harmonic_mean == pytest.approx(3 / (1 / 0.8 + 1 / 0.6 + 1 / 0.4))
-        assert measures.slope == pytest.approx(-0.6)  # from 1/6 to 5/6 it falls by .4
-
-    def test_equal_groups_are_fair(self) -> None:
-        measures = measure_groups([group(1, 0.3)] * 4)
-        assert (measures.psi, measures.slope) == (pytest.approx(0), pytest.approx(0))
-        assert measures.harmonic_mean == pytest.approx(0.3)
-
-    def test_all_zero(self) -> None:
-        measures = measure_groups([group(2, 0.0), group(3, 0.0)])
-        assert (measures.mean, measures.psi, measures.harmonic_mean, measures.slope) == (0, 0, 0, 0)
-
-    def test_one_zero_group(self) -> None:
-        measures = measure_groups([group(2, 0.5), group(3, 0.0)])
-        assert (measures.psi, measures.harmonic_mean) == (1, 0)
-
-    def test_empty_groups_keep_their_place_but_count_for_nothing(self) -> None:
-        measures = measure_groups([group(1, 0.8), group(0, None), group(2, 0.4)])
-        assert measures.mean == pytest.approx(0.6)
-        assert measures.slope == pytest.approx(-0.6)
-
-    def test_one_group_has_no_slope(self) -> None:
-        measures = measure_groups([group(1, 0.8), group(0, None)])
-        assert (measures.slope, measures.psi) == (None, 0)
-
-    def test_no_queries_at_all(self) -> None:
-        measures = measure_groups([group(0, None)] * 3)
-        assert (measures.mean, measures.psi, measures.harmonic_mean, measures.slope) == (None, None, None, None)
-
-    def test_no_groups(self) -> None:
-        with pytest.raises(ValueError, match="at least one position group"):
-            measure_groups([])
-
-    @given(st.lists(st.floats(0, 1), min_size=2, max_size=25))
-    def test_slope_is_that_of_least_squares(self, means: list[float]) -> None:
-        places = (np.arange(len(means)) + 0.5) / len(means)
-        expected = np.polyfit(places, means, 1)[0]
-        assert measure_groups([group(1, mean) for mean in means]).slope == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize(("n", "mean"), [(0, 0.5), (2, None), (-1, None), (1, float("nan")), (1, -0.1)])
-def test_impossible_scores(n: int, mean: float | None) -> None:
-    with pytest.raises(ValueError, match="GroupScore: expected"):
-        group(n, mean)
-
-
-@given(st.lists(st.lists(st.floats(0, 1), max_size=5), min_size=1, max_size=5))
-def test_pooling_is_scoring_all_queries_at_once(parts: list[list[float]]) -> None:
-    every = [score for part in parts for score in part]
-    labels = {str(i): ["x"] for i in range(len(every))}
-    at_once = score_groups({str(i): score for i, score in enumerate(every)}, labels, ["x"])["x"]
-    separate = [
-        score_groups({str(i): s for i, s in enumerate(part)}, {str(i): ["x"] for i in range(len(part))}, ["x"])
-        for part in parts
-    ]
-    pooled = pool_groups(separate)["x"]
-    assert pooled.n == at_once.n
-    assert pooled.mean == (None if at_once.mean is None else pytest.approx(at_once.mean))
-
-
-class TestEntries:
-    grouping = Grouping(name="q1", groups=("q1_a", "q1_b"))
+        entry = score({"a": 1.0}, {"a": ["x"], "b": ["x"]}, "x")
+        assert (entry["x_n"], entry["x_ndcg_at_10"]) == (2, 0.5)
 
     def test_names_and_values(self) -> None:
-        entry = to_entry(self.grouping, {"q1_a": group(2, 0.5), "q1_b": group(0, None)})
-        assert entry == {
+        grouping = Grouping(name="q1", groups=("q1_a", "q1_b"))
+        entry = score_groups(grouping, {"a": 0.25, "b": 0.75}, {"a": ["q1_a"], "b": ["q1_a"]})
+        assert json.loads(json.dumps(entry, allow_nan=False)) == {
             "q1_a_ndcg_at_10": 0.5,
             "q1_a_n": 2,
             "q1_b_ndcg_at_10": None,
@@ -119,11 +56,78 @@ class TestEntries:
             "q1_slope": None,
         }
 
-    def test_through_json_and_back(self) -> None:
-        scores = {"q1_a": group(2, 0.5), "q1_b": group(0, None)}
-        entry = json.loads(json.dumps(to_entry(self.grouping, scores), allow_nan=False))
-        assert from_entry(self.grouping, entry) == scores
 
-    def test_another_tasks_entry(self) -> None:
-        with pytest.raises(ValueError, match="expected the scores 'q1_a_ndcg_at_10' and 'q1_a_n'"):
-            from_entry(self.grouping, {"ndcg_at_10": 0.5})
+class TestMeasures:
+    def test_by_hand(self) -> None:
+        measures = measure(0.8, 0.6, 0.4)
+        assert measures["position_mean_ndcg_at_10"] == pytest.approx(0.6)
+        assert measures["psi"] == pytest.approx(0.5)  # 1 - .4 / .8
+        assert measures["harmonic_mean"] == pytest.approx(3 / (1 / 0.8 + 1 / 0.6 + 1 / 0.4))
+        assert measures["slope"] == pytest.approx(-0.6)  # from 1/6 to 5/6 it falls by .4
+
+    def test_equal_groups_are_fair(self) -> None:
+        measures = measure(0.3, 0.3, 0.3, 0.3)
+        assert (measures["psi"], measures["slope"]) == (pytest.approx(0), pytest.approx(0))
+        assert measures["harmonic_mean"] == pytest.approx(0.3)
+
+    @pytest.mark.parametrize(
+        ("means", "expected"),
+        [
+            ((0.0, 0.0), (0, 0, 0, 0)),
+            ((None, None, None), (None, None, None, None)),
+            ((0.8, None), (0.8, 0, 0.8, None)),
+        ],
+    )
+    def test_extremes(self, means: Sequence[float | None], expected: tuple[float | None, ...]) -> None:
+        measures = measure(*means)
+        names = ("position_mean_ndcg_at_10", "psi", "harmonic_mean", "slope")
+        assert tuple(measures[name] for name in names) == expected
+
+    def test_one_zero_group(self) -> None:
+        measures = measure(0.5, 0.0)
+        assert (measures["psi"], measures["harmonic_mean"]) == (1, 0)
+
+    def test_empty_groups_keep_their_place_but_count_for_nothing(self) -> None:
+        measures = measure(0.8, None, 0.4)
+        assert measures["position_mean_ndcg_at_10"] == pytest.approx(0.6)
+        assert measures["slope"] == pytest.approx(-0.6)
+
+    @given(st.lists(st.floats(0, 1), min_size=2, max_size=25))
+    def test_slope_is_that_of_least_squares(self, means: list[float]) -> None:
+        places = (np.arange(len(means)) + 0.5) / len(means)
+        expected = np.polyfit(places, means, 1)[0]
+        assert measure(*means)["slope"] == pytest.approx(expected, abs=1e-9)
+
+
+class TestSummarize:
+    def test_posir_by_language(self, tmp_path: Path, keyword_encoder: Any) -> None:
+        for language, text in (("eng-Latn", "red"), ("fra-Latn", "red red red")):
+            write_posir(
+                tmp_path,
+                language,
+                "law",
+                corpus={"d1": "red red", "d2": text},
+                queries={"q1": ("red", [0, 10], 100, 300), "q2": ("red", [90, 100], 100, 300)},
+                qrels=[("q1", "d1", 1), ("q2", "d2", 1)],
+            )
+        result = mteb.evaluate(keyword_encoder, PosIR(data_folder=tmp_path), cache=None, show_progress_bar=False)
+        table = summarize(result.task_results)
+        assert tuple(table.columns) == COLUMNS
+        assert table["length"].tolist() == ["all", "q1", "q2", "q3", "q4"] * 2
+        rows = table.set_index(["subset", "length"])
+        assert rows.loc[("eng-Latn", "q1"), "psi"] == pytest.approx(1 - SECOND)
+        assert rows.loc[("fra-Latn", "q1"), "slope"] == pytest.approx((1 - SECOND) / 0.9)
+        assert math.isnan(rows.loc[("eng-Latn", "q2"), "psi"])
+        assert rows.loc[("eng-Latn", "all"), "n"] == rows.loc[("eng-Latn", "q1"), "n"] == 2
+        assert rows.loc[("eng-Latn", "q2"), "n"] == 0
+        assert rows.loc[("eng-Latn", "all"), "ndcg_at_10"] == pytest.approx((1 + SECOND) / 2, abs=1e-5)
+
+    def test_other_tasks(self, tmp_path: Path, keyword_encoder: Any) -> None:
+        write_fineweb(tmp_path, [("red", "red", ["end"])])
+        result = mteb.evaluate(keyword_encoder, FineWebPosQ(data_folder=tmp_path), cache=None, show_progress_bar=False)
+        (row,) = summarize(result.task_results).to_dict("records")
+        assert (row["n"], row["ndcg_at_10"], row["psi"]) == (1, 1, 0)
+        result.task_results[0].scores["test"][0] = {"hf_subset": "default", "main_score": 1.0}  # of MTEB's own tasks
+        (row,) = summarize(result.task_results).to_dict("records")
+        assert row["ndcg_at_10"] == 1
+        assert math.isnan(row["psi"])

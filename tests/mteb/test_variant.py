@@ -29,36 +29,6 @@ class TestVariant:
         config = EvenChunks(chunk_size=64, ridge=0.1)
         assert variant(config=config).name == "mteb_fair/BAAI__bge-m3@even_chunks,strength=0.8,chunk_size=64,ridge=0.1"
 
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {},
-            {"config": FairConfig(strength=1, basket_size=64, layers=(3, 5), isolated_share=0.25)},
-            {"config": FairConfig(layers=6, pooling="mean", isolate="bos", min_content=64)},
-            {"config": FairConfig(layers="all", last_basket="proportional", isolated_share="equal")},
-            {"config": EvenChunks(chunk_size=64, ridge=0.1)},
-            {"calibrate_untyped": False, "max_seq_length": 512, "embed_dim": 64},
-        ],
-    )
-    def test_names_are_read_back(self, settings: dict[str, object]) -> None:
-        assert Variant.from_name(variant(**settings).name) == variant(**settings)
-
-    @pytest.mark.parametrize(
-        ("name", "message"),
-        [
-            ("BAAI/bge-m3", "expected 'mteb_fair/<organization>__<model>@<settings>', got 'BAAI/bge-m3'"),
-            ("mteb_fair/bge-m3@strength=1.0", "expected 'mteb_fair/<organization>__<model>@<settings>'"),
-            ("mteb_fair/a__b@strength=2.0", r"strength: expected a number in \[0, 1\]"),
-            ("mteb_fair/a__b@strenght=1.0", "unknown FairConfig settings"),
-            ("mteb_fair/a__b@strength=1", "write 'mteb_fair/a__b@strength=1.0'"),
-            ("mteb_fair/a__b@strength=0.5,settings=abc", "is a hash, from which the settings cannot be read back"),
-            ("mteb_fair/a__b@strength=0.5,prompts_digest=abc", "is a hash"),
-        ],
-    )
-    def test_names_that_are_none(self, name: str, message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            Variant.from_name(name)
-
     def test_explicit_defaults_are_omitted_defaults(self) -> None:
         explicit = variant(config=FairConfig(strength=0.5, basket_size=128, min_content=None), calibrate_untyped=True)
         assert explicit == variant()

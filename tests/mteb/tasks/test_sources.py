@@ -7,39 +7,37 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from mteb_fair import PosIR
 from mteb_fair.tasks.sources import (
     check_id,
     check_numbers,
     data_files,
     fingerprint,
-    hub_folder,
     local_folder,
     read_rows,
 )
 
 
-def test_the_argument_goes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "root" / "PosIR").mkdir(parents=True)
-    (tmp_path / "own").mkdir()
-    assert local_folder("PosIR", None) is None
-    monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path / "root"))
-    assert local_folder("PosIR", None) == (tmp_path / "root" / "PosIR").resolve()
-    assert local_folder("FineWeb-PosQ", None) is None
-    assert local_folder("PosIR", tmp_path / "own") == (tmp_path / "own").resolve()
+def test_the_environment_names_a_folder_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "PosIR").mkdir()
+    assert local_folder("PosIR") is None
+    monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path))
+    assert local_folder("PosIR") == tmp_path / "PosIR"
+    assert local_folder("FineWeb-PosQ") is None
 
 
 def test_missing_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"data_folder: expected the folder of PosIR, there is no folder '.*nowhere'"):
-        local_folder("PosIR", tmp_path / "nowhere")
+        PosIR(data_folder=tmp_path / "nowhere")
     monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"MTEB_FAIR_DATA: there is no folder '.*nowhere'"):
-        local_folder("PosIR", None)
+        local_folder("PosIR")
 
 
 def test_the_hub_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ValueError, match=r"no/such-dataset: the dataset is not in the cache .* give a local copy"):
-        hub_folder("no/such-dataset", "main", ["*"])
+    with pytest.raises(ValueError, match=r"infgrad/PosIR.*: the dataset is not in the cache .* give a local copy"):
+        PosIR().load_data()
 
 
 class TestRows:

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import mteb
+import pytest
+
+import mteb_fair
+from mteb_fair.tasks import TASKS
+from tests.mteb.layouts import write_posir
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    mteb_fair.register()
+
+
+def test_importing_registers_nothing() -> None:
+    code = """
+import mteb, mteb_fair
+from mteb.models.model_implementations import MODEL_REGISTRY
+assert not [name for name in MODEL_REGISTRY if name.startswith("mteb_fair/")]
+n_models, n_tasks, n_benchmarks = len(MODEL_REGISTRY), len(mteb.get_tasks()), len(mteb.get_benchmarks())
+mteb_fair.register()
+mteb_fair.register()
+assert len(MODEL_REGISTRY) == n_models
+assert len(mteb.get_tasks()) == n_tasks + 5
+assert len(mteb.get_benchmarks()) == n_benchmarks + 1
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+class TestTasks:
+    def test_mteb_finds_them(self) -> None:
+        for name, cls in TASKS.items():
+            assert type(mteb.get_task(name)) is cls
+        assert {task.metadata.name for task in mteb.get_tasks(languages=["kor"])} >= {"PosIR", "PosIRCrossLingual"}
+
+    def test_the_benchmark(self) -> None:
+        benchmark = mteb.get_benchmark("PositionFair")
+        names = [task.metadata.name for task in benchmark.tasks]
+        assert names == ["PosIR", "PosIRCrossLingual", "FineWeb-PosQ", "SQuAD-PosQ"]
+        assert [task.metadata.name for task in mteb_fair.get_tasks()] == names
+
+    def test_local_data_in_english_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        english = {"corpus": {"d": "ba"}, "queries": {"q": ("ba", [0, 9], 100, 300)}, "qrels": [("q", "d", 1)]}
+        write_posir(tmp_path / "PosIR", "eng-Latn", "law", **english)
+        monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path))
+        with caplog.at_level("WARNING", "mteb_fair"):
+            names = [task.metadata.name for task in mteb_fair.get_tasks("PositionFair")]
+        assert names[0].startswith("PosIR-local-")
+        assert names[1:] == ["FineWeb-PosQ", "SQuAD-PosQ"]
+        assert "PositionFair: PosIRCrossLingual is left out" in caplog.text
+        with pytest.raises(ValueError, match=r"with languages that PosIRCrossLingual has; found .*'eng-Latn'"):
+            mteb_fair.get_tasks("PosIRCrossLingual")
+
+    def test_another_task_of_the_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        registry = importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY
+        monkeypatch.setitem(registry, "PosIR", mteb_fair.SQuADPosQ)
+        with pytest.raises(ValueError, match="MTEB has another task named 'PosIR'"):
+            mteb_fair.register()
+
+
+class TestGetTasks:
+    def test_nanobeir_beside_ours(self) -> None:
+        names = [task.metadata.name for task in mteb_fair.get_tasks(["PositionDemoRetrieval", "NanoBEIR"])]
+        assert names[0] == "PositionDemoRetrieval"
+        assert len(names) == 14
+        assert all(name.startswith("Nano") for name in names[1:])
+
+    def test_mtebs_own(self) -> None:
+        (task,) = mteb_fair.get_tasks("NanoArguAnaRetrieval", languages=["eng"])
+        assert task.metadata.name == "NanoArguAnaRetrieval"
+
+    @pytest.mark.parametrize(
+        ("name", "near"), [("posir", "PosIR"), ("FineWebPosQ", "FineWeb-PosQ"), ("NanoArguana", "NanoArguAnaRetrieval")]
+    )
+    def test_unknown(self, name: str, near: str) -> None:
+        with pytest.raises(ValueError, match=f"tasks: '{name}' is unknown; the nearest names are .*'{near}'"):
+            mteb_fair.get_tasks(name)
+
+    def test_languages(self) -> None:
+        names = [task.metadata.name for task in mteb_fair.get_tasks(None, languages=["eng"])]
+        assert names == ["PosIR", "FineWeb-PosQ", "SQuAD-PosQ"]  # no English queries to English documents
+        with pytest.raises(ValueError, match=r"languages: no task of PositionFair has any of \['xyz'\]"):
+            mteb_fair.get_tasks(None, languages=["xyz"])
+        with pytest.raises(ValueError, match=r"languages: FineWeb-PosQ has none of \['fra'\]"):
+            mteb_fair.get_tasks(["PosIR", "FineWeb-PosQ"], languages=["fra"])
+        with pytest.raises(ValueError, match="languages: no task of NanoBEIR has any"):
+            mteb_fair.get_tasks("NanoBEIR", languages=["kor"])
+        with pytest.raises(
+            ValueError, match=r"languages: expected None or a list of at least one, such as \['eng'\], got \[\]"
+        ):
+            mteb_fair.get_tasks("PosIR", languages=[])
+
+    def test_no_tasks(self) -> None:
+        with pytest.raises(ValueError, match="tasks: expected at least one name"):
+            mteb_fair.get_tasks([])
+
+    def test_bad_arguments(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ValueError, match=r"languages: expected None or a list of at least one, such as \['eng'\], got 'eng'"
+        ):
+            mteb_fair.get_tasks("PosIR", languages="eng")
+        with pytest.raises(ValueError, match="data_folder: expected a single task for it"):
+            mteb_fair.get_tasks(["PosIR", "FineWeb-PosQ"], data_folder=tmp_path)
+        with pytest.raises(ValueError, match="data_folder: 'NanoArguAnaRetrieval' is MTEB's own task"):
+            mteb_fair.get_tasks("NanoArguAnaRetrieval", data_folder=tmp_path)
