@@ -62,8 +62,8 @@ def load_base(
     Raises:
         TypeError: ``model`` is not a name, a path or a SentenceTransformer.
         ModelNotFoundError: There is no such folder or model.
-        ValueError: ``revision`` or ``loading`` are given with a loaded model, or another local model was used by the
-            same name in this process.
+        ValueError: ``revision`` or ``loading`` are given with a loaded model, the name of a Hugging Face model has no
+            owner, or another local model was used by the same name in this process.
     """
     loading = dict(loading or {})
     commit: str | None = None
@@ -80,6 +80,11 @@ def load_base(
         path = os.fspath(model)
         own_name, listed = path if from_hub else local_name(path), {}
         if from_hub:
+            if base_name is None and is_hub_name(path) and "/" not in path:
+                raise ValueError(
+                    f"model: MTEB names models by owner and model, got {path!r}; write for example "
+                    f"'sentence-transformers/{path}', or give base_name"
+                )
             if path in MODEL_REGISTRY:
                 revision = revision or MODEL_REGISTRY[path].revision
                 listed = {k: v for k, v in MODEL_REGISTRY[path].loader_kwargs.items() if k in _LOADING}
