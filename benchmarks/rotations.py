@@ -166,7 +166,7 @@ def compare(result: PositionEvaluation, base: PositionEvaluation) -> dict[str, A
     units = pd.factorize(rows["unit"], sort=True)[0].astype(np.int64)
     codes, groups = pd.factorize(rows["group"], sort=True)
     gains = add_up_units(units, codes.astype(np.int64), (rows["score"] - rows["score_base"]).to_numpy(), len(groups))
-    weights = draw_weights(len(gains.sums), n_resamples=N_RESAMPLES, seed=0, width=len(groups))
+    weights = draw_weights(len(gains.sums), n_resamples=N_RESAMPLES, seed=0)
     drawn = np.concatenate([gains.group_means(w).mean(1) for w in weights])
     test = psi_test(result, base, n_resamples=N_RESAMPLES)
     return {

@@ -23,7 +23,7 @@ from fair_calibration import FairSentenceTransformer, uncalibrate
 from fair_calibration.prompts import document_prompt
 from fair_calibration.validation import validate_positive_int
 from fair_evaluation.documents import batches, count_tokens, max_document_tokens
-from fair_evaluation.measures import slope_of_rows
+from fair_evaluation.measures import slope
 from fair_evaluation.segments import Orders, cut_segments, rotated_orders
 
 logger = logging.getLogger("fair_evaluation")
@@ -209,7 +209,7 @@ def _table(by: str, values: Array, intervals: _Bootstrap) -> pd.DataFrame:
 
 def _summarize(by_position: Array, intervals: _Bootstrap) -> ReflectionSummary:
     """Summarizes similarities by position, shape (documents, n_segments)."""
-    slopes = slope_of_rows(np.linspace(0, 1, by_position.shape[1]), by_position)
+    slopes = slope(np.linspace(0, 1, by_position.shape[1]), by_position)
     means = by_position.mean(0)
     # The mean of the slopes is the slope of the means.
     figures = slopes.mean(), *intervals.of_mean(slopes), np.ptp(means), means.std()

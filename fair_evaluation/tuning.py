@@ -25,7 +25,7 @@ from fair_calibration.config import Isolate
 from fair_calibration.prompts import document_prompt
 from fair_calibration.validation import validate_positive_int
 from fair_evaluation.documents import batches, count_tokens, max_document_tokens
-from fair_evaluation.measures import Array, harmonic_mean_of_rows, psi_of_rows
+from fair_evaluation.measures import Array, harmonic_mean, position_sensitivity_index
 from fair_evaluation.segments import cut_segments, rotated_orders
 from fair_evaluation.token_counts import cut_text, token_counter
 
@@ -267,9 +267,9 @@ def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array, *, i
     """
     n_texts = scores.shape[1]
     means = scores.mean(1)
-    values = harmonic_mean_of_rows(means)
+    values = harmonic_mean(means)
     best = int(values.argmax())
-    without_one = harmonic_mean_of_rows((scores.sum(1, keepdims=True) - scores) / (n_texts - 1))  # (C, T)
+    without_one = harmonic_mean((scores.sum(1, keepdims=True) - scores) / (n_texts - 1))  # (C, T)
     errors = np.sqrt((n_texts - 1) * (without_one[best] - without_one).var(1))  # jackknife
     behind = values[best] - values
     near = behind <= errors
@@ -278,6 +278,8 @@ def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array, *, i
     curve = pd.DataFrame(
         {n: [getattr(c, n) for c in candidates] for n in ("strength", "layers", "basket_size", "isolate")}
     )
-    curve = curve.assign(score=values, mean=means.mean(1), psi=psi_of_rows(means), behind=behind, error=errors)
+    curve = curve.assign(
+        score=values, mean=means.mean(1), psi=position_sensitivity_index(means), behind=behind, error=errors
+    )
     curve = curve.assign(cosine=cosines, chosen=np.arange(len(candidates)) == chosen)
     return curve.join(pd.DataFrame(means).add_prefix("at_"))
