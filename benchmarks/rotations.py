@@ -20,10 +20,10 @@ from encode import processor_name, software
 from numpy.typing import NDArray
 
 from fair_evaluation import PositionEvaluation, evaluate_positions, psi_test
+from fair_evaluation.cutting import TokenCounter, token_counter
 from fair_evaluation.position_collections import Passage, Question
 from fair_evaluation.resampling import add_up_units, draw_weights
 from fair_evaluation.sentences import sentence_spans
-from fair_evaluation.token_counts import TokenCounter, token_counter
 
 N_RESAMPLES = 2000
 N_SEARCHES = 400  # random orders in which passages are grouped; the one with the most documents is used

@@ -9,7 +9,7 @@ if calibration makes the vectors less specific, which segment reflection (`fair_
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
@@ -24,10 +24,9 @@ from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
 from fair_calibration.config import Isolate
 from fair_calibration.prompts import document_prompt
 from fair_calibration.validation import validate_positive_int
-from fair_evaluation.documents import batches, count_tokens, max_document_tokens
+from fair_evaluation.cutting import cut_segments, cut_text, rotated_orders, token_counter
+from fair_evaluation.documents import batches, count_tokens, encode_checked, max_document_tokens
 from fair_evaluation.measures import Array, harmonic_mean, position_sensitivity_index
-from fair_evaluation.segments import cut_segments, rotated_orders
-from fair_evaluation.token_counts import cut_text, token_counter
 
 _QUERY_TOKENS = 32  # length of a piece, approximately
 _SEGMENT_TOKENS = 16  # least length of a segment
@@ -150,8 +149,8 @@ def tune(
     first = next(iter(models.values()))
     least_tokens = max(n_positions * _SEGMENT_TOKENS, *(config.min_content_tokens for config in models))
     sample = _draw(first, texts, n_positions, max_texts, least_tokens, seed)
-    queries = _encode(first.encode_query, sample.pieces, batch_size)
-    orders = rotated_orders(n_positions, 1, np.random.default_rng(seed))
+    queries = encode_checked(first.encode_query, sample.pieces, batch_size=batch_size)
+    orders = rotated_orders(n_positions)
     scores: list[Array] = []
     vectors: list[Array] = []
     n_documents = len(candidates) * orders.shape[0] * len(sample.texts)
@@ -161,7 +160,9 @@ def tune(
             score, rotations = np.zeros((len(sample.texts), n_positions)), []
             for order in orders:
                 documents = [" ".join(segments[i] for i in order) for segments in sample.texts]
-                encoded = _encode(fair.encode_document, documents, batch_size, strength=candidate.strength)
+                encoded = encode_checked(
+                    fair.encode_document, documents, batch_size=batch_size, strength=candidate.strength
+                )
                 score += sample.score(fair.similarity(queries, encoded).numpy(), order)
                 rotations.append(encoded / np.linalg.norm(encoded, axis=1, keepdims=True))
                 bar.update(len(documents))
@@ -244,16 +245,6 @@ def _draw(
         )
     text_of, segment_of = (np.array(column) for column in list(zip(*pieces, strict=True))[:2])
     return _Sample(used, [piece for _, _, piece in pieces], text_of, segment_of, counts)
-
-
-def _encode(encode: Callable[..., Any], texts: list[str], batch_size: int, **settings: Any) -> Array:
-    vectors = np.asarray(encode(texts, batch_size=batch_size, show_progress_bar=False, **settings), dtype=np.float64)
-    norms = np.linalg.norm(vectors, axis=1)
-    if broken := [text for text, norm in zip(texts, norms, strict=True) if not 0 < norm < np.inf]:
-        raise ValueError(
-            f"model: {len(broken)} of {len(texts)} vectors are zero or not finite, the first of {broken[0][:60]!r}"
-        )
-    return vectors
 
 
 def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array, *, in_use: FairConfig) -> pd.DataFrame:

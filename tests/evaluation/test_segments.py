@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
+from fair_evaluation.cutting import cut_segments, rotated_orders
 from fair_evaluation.position_collections import load_passages
-from fair_evaluation.segments import cut_segments, rotated_orders
 from tests.conftest import TinyModel
 from tests.core.tiny_models import document
 
@@ -54,15 +52,13 @@ def test_slow_tokenizers_are_refused() -> None:
         cut_segments(Model(), document(40), 4)  # type: ignore[arg-type]
 
 
-@given(n_segments=st.integers(2, 7), n_rounds=st.integers(1, 4), seed=st.integers(0, 5))
-def test_every_segment_stands_equally_often_everywhere(n_segments: int, n_rounds: int, seed: int) -> None:
-    orders = rotated_orders(n_segments, n_rounds, np.random.default_rng(seed))
-    assert orders.shape == (n_segments * n_rounds, n_segments)
+@pytest.mark.parametrize("n_segments", range(2, 8))
+def test_every_segment_stands_once_everywhere(n_segments: int) -> None:
+    orders = rotated_orders(n_segments)
     assert orders[0].tolist() == list(range(n_segments))
-    for position in range(n_segments):
-        assert np.bincount(orders[:, position], minlength=n_segments).tolist() == [n_rounds] * n_segments
-    assert all(sorted(order) == list(range(n_segments)) for order in orders.tolist())
+    for rows in (orders, orders.T):
+        assert np.sort(rows, axis=1).tolist() == [list(range(n_segments))] * n_segments
 
 
 def test_rotations() -> None:
-    assert rotated_orders(3, 1, np.random.default_rng(0)).tolist() == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+    assert rotated_orders(3).tolist() == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]

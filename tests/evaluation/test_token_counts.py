@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from fair_evaluation.token_counts import cut_text, token_counter
+from fair_evaluation.cutting import cut_text, token_counter
 
 TEXT = "The waggle dance shows the direction of flowers. " * 100
 
