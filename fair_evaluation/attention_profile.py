@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from fair_calibration import FairConfig
+from fair_calibration import FairConfig, calibrate
 from fair_calibration.prompts import document_prompt
 from fair_calibration.validation import validate_positive_int
 from fair_evaluation.attention_shares import Array, ShareObserver
 from fair_evaluation.documents import batches
-from fair_evaluation.observation import Batch, calibrate_attention, load_batch, observe_attention
+from fair_evaluation.observation import Batch, load_batch, observe_attention
 
 logger = logging.getLogger("fair_evaluation")
 
@@ -79,8 +79,13 @@ def attention_profile(
         ValueError: The model cannot be calibrated with these settings, or there are no texts.
     """
     batch_size = validate_positive_int("batch_size", batch_size)
-    fair = calibrate_attention(model, config)
-    settings = cast(FairConfig, fair.fair_config)
+    fair = calibrate(model, config).eval()
+    settings = fair.fair_config
+    if not isinstance(settings, FairConfig):
+        raise TypeError(
+            f"config: {type(settings).__name__} leaves the model's attention as it is, so there is nothing to compare; "
+            "give a FairConfig"
+        )
     prompt = document_prompt(model) if prompt is None else prompt
     groups: dict[tuple[int, bool], _Group] = {}
     n_documents = n_truncated = 0
