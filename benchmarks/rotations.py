@@ -20,10 +20,10 @@ from encode import processor_name, software
 from numpy.typing import NDArray
 
 from fair_evaluation import PositionEvaluation, evaluate_positions, psi_test
+from fair_evaluation.cutting import TokenCounter, token_counter
 from fair_evaluation.position_collections import Passage, Question
 from fair_evaluation.resampling import add_up_units, draw_weights
 from fair_evaluation.sentences import sentence_spans
-from fair_evaluation.token_counts import TokenCounter, token_counter
 
 N_RESAMPLES = 2000
 N_SEARCHES = 400  # random orders in which passages are grouped; the one with the most documents is used
@@ -166,7 +166,7 @@ def compare(result: PositionEvaluation, base: PositionEvaluation) -> dict[str, A
     units = pd.factorize(rows["unit"], sort=True)[0].astype(np.int64)
     codes, groups = pd.factorize(rows["group"], sort=True)
     gains = add_up_units(units, codes.astype(np.int64), (rows["score"] - rows["score_base"]).to_numpy(), len(groups))
-    weights = draw_weights(len(gains.sums), n_resamples=N_RESAMPLES, seed=0, width=len(groups))
+    weights = draw_weights(len(gains.sums), n_resamples=N_RESAMPLES, seed=0)
     drawn = np.concatenate([gains.group_means(w).mean(1) for w in weights])
     test = psi_test(result, base, n_resamples=N_RESAMPLES)
     return {

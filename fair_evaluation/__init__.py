@@ -9,26 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fair_evaluation.experiments import from_experiment
-    from fair_evaluation.measures import harmonic_mean, position_sensitivity_index, slope
-    from fair_evaluation.mteb_results import from_mteb
-    from fair_evaluation.position_evaluation import evaluate_positions
-    from fair_evaluation.position_result import PositionEvaluation
-    from fair_evaluation.psi_difference import PsiDifference, psi_test
-    from fair_evaluation.runs import from_run
-
-__all__ = [
-    "PositionEvaluation",
-    "PsiDifference",
-    "evaluate_positions",
-    "from_experiment",
-    "from_mteb",
-    "from_run",
-    "harmonic_mean",
-    "position_sensitivity_index",
-    "psi_test",
-    "slope",
-]
+    from fair_evaluation.experiments import from_experiment as from_experiment
+    from fair_evaluation.measures import harmonic_mean as harmonic_mean
+    from fair_evaluation.measures import position_sensitivity_index as position_sensitivity_index
+    from fair_evaluation.measures import slope as slope
+    from fair_evaluation.mteb_results import from_mteb as from_mteb
+    from fair_evaluation.position_evaluation import evaluate_positions as evaluate_positions
+    from fair_evaluation.position_result import PositionEvaluation as PositionEvaluation
+    from fair_evaluation.psi_difference import PsiDifference as PsiDifference
+    from fair_evaluation.psi_difference import psi_test as psi_test
+    from fair_evaluation.runs import from_run as from_run
 
 # The command line imports this package also where pandas and SciPy are not installed, so names are imported when used.
 _MODULES = {
@@ -43,6 +33,7 @@ _MODULES = {
     "psi_test": "psi_difference",
     "slope": "measures",
 }
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

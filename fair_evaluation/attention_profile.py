@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from fair_calibration import FairConfig
+from fair_calibration import FairConfig, calibrate
 from fair_calibration.prompts import document_prompt
-from fair_calibration.validation import validate_positive_int, validate_strength
+from fair_calibration.validation import validate_positive_int
 from fair_evaluation.attention_shares import Array, ShareObserver
 from fair_evaluation.documents import batches
-from fair_evaluation.observation import Batch, calibrate_attention, load_batch, observe_attention
+from fair_evaluation.observation import Batch, load_batch, observe_attention
 
 logger = logging.getLogger("fair_evaluation")
 
@@ -40,7 +39,6 @@ def attention_profile(
     texts: Iterable[str],
     *,
     config: FairConfig | None = None,
-    strength: float | None = None,
     per_head: bool = False,
     prompt: str | None = None,
     batch_size: int = 16,
@@ -57,7 +55,6 @@ def attention_profile(
         model: A plain or calibrated model that `fair_calibration.calibrate` accepts. It is not changed.
         texts: The documents.
         config: The settings of the calibration; None means the model's own, or the defaults.
-        strength: Overrides the strength of the settings.
         per_head: Whether to give a row for each head instead of the mean over heads.
         prompt: The text that is put before every document; None means the prompt of ``model.encode_document``.
         batch_size: The number of documents per forward pass.
@@ -81,20 +78,23 @@ def attention_profile(
             `FairConfig`.
         ValueError: The model cannot be calibrated with these settings, or there are no texts.
     """
-    strength = None if strength is None else validate_strength(strength)
     batch_size = validate_positive_int("batch_size", batch_size)
-    fair = calibrate_attention(model, config)
-    settings = cast(FairConfig, fair.fair_config)
-    strength = settings.strength if strength is None else strength
+    fair = calibrate(model, config).eval()
+    settings = fair.fair_config
+    if not isinstance(settings, FairConfig):
+        raise TypeError(
+            f"config: {type(settings).__name__} leaves the model's attention as it is, so there is nothing to compare; "
+            "give a FairConfig"
+        )
     prompt = document_prompt(model) if prompt is None else prompt
     groups: dict[tuple[int, bool], _Group] = {}
     n_documents = n_truncated = 0
     with tqdm(desc="attention", unit="doc", disable=not show_progress_bar) as bar:
         for texts_of_batch in batches(texts, batch_size):
             batch = load_batch(fair, texts_of_batch, prompt=prompt)
-            plain, calibrated = ShareObserver(batch, 0.0), ShareObserver(batch, strength)
+            plain, calibrated = ShareObserver(batch, 0.0), ShareObserver(batch, settings.strength)
             observe_attention(fair, batch, plain)
-            observe_attention(fair, batch, calibrated, strength=strength)
+            observe_attention(fair, batch, calibrated, strength=settings.strength)
             for i, is_calibrated in enumerate(batch.baskets.is_calibrated):
                 segments = _segments(batch, i)
                 n_baskets = sum(segment.name == "basket" for segment in segments)
@@ -119,28 +119,6 @@ def attention_profile(
     by = ["layer", "head"] if per_head else ["layer"]
     frame = pd.concat(frames, ignore_index=True).sort_values(by, kind="stable", ignore_index=True)
     return frame[[*by, *COLUMNS]]
-
-
-def count_baskets(model: SentenceTransformer, texts: Iterable[str], *, batch_size: int = 64) -> dict[int, int]:
-    """Counts documents by their number of baskets, without encoding them.
-
-    Args:
-        model: The model, plain or calibrated.
-        texts: The documents.
-        batch_size: The number of texts tokenized at once.
-
-    Returns:
-        The number of documents for each number of baskets, in ascending order.
-    """
-    fair = calibrate_attention(model)
-    prompt = document_prompt(model)
-    counts: Counter[int] = Counter()
-    for texts_of_batch in batches(texts, batch_size):
-        batch = load_batch(fair, texts_of_batch, prompt=prompt)
-        counts.update(
-            sum(segment.name == "basket" for segment in _segments(batch, i)) for i in range(len(texts_of_batch))
-        )
-    return dict(sorted(counts.items()))
 
 
 class _Segment(NamedTuple):

@@ -1,11 +1,13 @@
-"""Documents as a model tokenizes them, with its prompt and special tokens, and how much of them it reads."""
+"""What the measurements do with documents: batches, token counts as the model counts them, and checked vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration.document_transformer import DocumentTransformer
@@ -64,3 +66,16 @@ def batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
             if not isinstance(text, str):
                 raise TypeError(f"texts: expected strings, got {text!r} ({type(text).__name__})")
         yield batch
+
+
+def encode_checked(
+    encode: Callable[..., Any], texts: list[str], *, batch_size: int, **settings: Any
+) -> NDArray[np.float64]:
+    """Encodes texts as float64 vectors, shape (texts, D), of which none is zero or not finite."""
+    vectors = np.asarray(encode(texts, batch_size=batch_size, show_progress_bar=False, **settings), dtype=np.float64)
+    norms = np.linalg.norm(vectors, axis=1)
+    if broken := [text for text, norm in zip(texts, norms, strict=True) if not 0 < norm < np.inf]:
+        raise ValueError(
+            f"model: {len(broken)} of {len(texts)} vectors are zero or not finite, the first of {broken[0][:60]!r}"
+        )
+    return vectors

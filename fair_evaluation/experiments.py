@@ -6,9 +6,8 @@ from typing import Any, Unpack
 
 import pandas as pd
 
-from fair_evaluation.position_evaluation import EvaluationOptions, evaluate_positions
+from fair_evaluation.position_evaluation import EvaluationOptions, Positions, evaluate_scores
 from fair_evaluation.position_result import PositionEvaluation
-from fair_evaluation.query_positions import Positions, choose_position_column, join_positions
 
 
 def from_experiment(
@@ -16,9 +15,6 @@ def from_experiment(
     positions: Positions,
     *,
     measure: str | None = None,
-    position: str | None = None,
-    length: str | None = None,
-    unit: str | None = None,
     **options: Unpack[EvaluationOptions],
 ) -> dict[str, PositionEvaluation]:
     """Evaluates the systems of a `pt.Experiment` by position.
@@ -29,10 +25,8 @@ def from_experiment(
         positions: The position of the answer by query id: a mapping, a series, or a frame with ``qid`` and the columns
             named by ``position``, ``length`` and ``unit``, such as the topics.
         measure: The measure to evaluate, such as "nDCG@10". Needed only if the experiment has several.
-        position: The column of positions in the frame; None means "position", or "place" without such a column.
-        length: The column of document lengths; see `evaluate_positions` for this and the following arguments.
-        unit: The column of units of resampling.
-        **options: ``bins``, ``order``, ``length_classes``, ``confidence``, ``n_resamples``, ``seed``.
+        **options: As in `evaluate_positions`: the columns ``position``, ``length`` and ``unit`` of the positions, and
+            ``bins``, ``order``, ``length_classes``, ``confidence``, ``n_resamples`` and ``seed``.
 
     Returns:
         The evaluation of each system by name, in the order of the experiment.
@@ -58,15 +52,12 @@ def from_experiment(
         (measure,) = measures
     if str(measure) not in measures:
         raise ValueError(f"measure: expected one of {measures}, got {measure!r}")
-    columns = positions.columns if isinstance(positions, pd.DataFrame) else ()
-    position = choose_position_column(columns, position)
     scores = results[results["measure"].map(str) == str(measure)].rename(columns={"value": "score"})
     evaluations = {}
     for name, part in scores.groupby("name", sort=False):
         if part["qid"].duplicated().any():
             raise ValueError(f"results: the system {name!r} has queries twice; give the systems different names=")
-        table = join_positions(part, positions, position=position, length=length, unit=unit, what=repr(name))
-        evaluations[str(name)] = evaluate_positions(
-            table, position=position, length=length, unit=unit, name=str(name), measure=str(measure), **options
+        evaluations[str(name)] = evaluate_scores(
+            part, positions, what=repr(name), name=str(name), measure=str(measure), **options
         )
     return evaluations

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fair_evaluation.measures import harmonic_mean, position_sensitivity_index, slope
 from fair_evaluation.position_result import PositionEvaluation
 
 _SCORE = "ndcg_at_10"
@@ -23,7 +22,7 @@ def from_mteb(
     """Evaluates the result of a position task of `mteb_fair`.
 
     Such a result has the mean score and the number of queries of each group, but no scores of single queries. So there
-    are no intervals, no rank correlation and no `psi_test`. To get these, have MTEB save its rankings
+    are no intervals and no `psi_test`. To get these, have MTEB save its rankings
     (``prediction_folder``) and use `from_run`.
 
     Args:
@@ -73,26 +72,14 @@ def _evaluate(entry: Mapping[str, Any], name: str, where: str) -> PositionEvalua
 def _measure(
     groups: Mapping[str, tuple[float | None, int]], name: str, lengths: Mapping[str, PositionEvaluation] | None = None
 ) -> PositionEvaluation:
+    means, counts = zip(*groups.values(), strict=True)
     places = (np.arange(len(groups)) + 0.5) / len(groups)
-    frame = pd.DataFrame({"group": list(groups), "position": places, "n": [n for _, n in groups.values()]})
-    frame["mean"] = [np.nan if mean is None else float(mean) for mean, _ in groups.values()]
-    frame[["low", "high"]] = np.nan
-    filled = frame[frame["n"] > 0]
-    means = filled["mean"].to_numpy()
-    known = len(means) > 0
+    frame = pd.DataFrame({"group": list(groups), "position": places, "n": counts})
+    frame = frame.assign(mean=np.array(means, dtype=np.float64), low=np.nan, high=np.nan)
     empty = frame.loc[frame["n"] == 0, "group"].tolist()
+    notes = (f"no queries in {', '.join(empty)}: the measures leave these groups out",) if empty else ()
     return PositionEvaluation(
-        name=name,
-        measure="nDCG@10",
-        groups=frame,
-        n_queries=None,
-        mean=float(means.mean()) if known else None,
-        psi=position_sensitivity_index(means) if known else None,
-        harmonic_mean=harmonic_mean(means) if known else None,
-        slope=slope(filled["position"].to_numpy(), means) if known else None,
-        rank_correlation=None,
-        lengths=lengths or {},
-        notes=(f"no queries in {', '.join(empty)}: the measures leave these groups out",) if empty else (),
+        name=name, measure="nDCG@10", groups=frame, n_queries=None, lengths=lengths or {}, notes=notes
     )
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
+from fair_calibration import FairConfig, FairSentenceTransformer
 from fair_calibration.access.attention_call import FusedCall, SoftmaxCall, expand_heads
 from fair_calibration.method.baskets import Baskets, build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
@@ -66,21 +65,6 @@ class ObservedPass:
     def _show(self, call: Call) -> None:
         self.observe(self.n_calls, call)
         self.n_calls += 1
-
-
-def calibrate_attention(model: SentenceTransformer, config: FairConfig | None = None) -> FairSentenceTransformer:
-    """Returns a model with calibrated attention, sharing the weights, in evaluation mode.
-
-    Raises:
-        TypeError: The settings, given or the model's own, are not a `FairConfig`.
-    """
-    fair = calibrate(model, config).eval()
-    if not isinstance(fair.fair, FairTransformer):
-        raise TypeError(
-            f"config: {type(fair.fair_config).__name__} leaves the model's attention as it is, so there is nothing to "
-            "compare; give a FairConfig"
-        )
-    return fair
 
 
 def load_batch(model: FairSentenceTransformer, texts: Sequence[str], *, prompt: str) -> Batch:

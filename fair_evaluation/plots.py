@@ -34,22 +34,13 @@ def plot_attention(profile: pd.DataFrame, *, n_baskets: int | None = None) -> Fi
     if n_baskets not in found:
         raise ValueError(f"n_baskets: the profile has documents of {found} baskets, got {n_baskets}")
     of_these = profile[profile["n_baskets"] == n_baskets]
-    of_these = of_these.assign(
-        label=[
-            str(basket) if segment == "basket" else segment
-            for segment, basket in zip(of_these["segment"], of_these["basket"], strict=True)
-        ]
-    )
-    labels = list(dict.fromkeys(of_these["label"]))
+    label = of_these["basket"].astype("string").fillna(of_these["segment"])
+    labels = list(dict.fromkeys(label))
     # There may be calibrated documents and too short ones with the same number of baskets.
-    by = [of_these["layer"], of_these["label"]]
-    n_documents = of_these["documents"].groupby(by, sort=False).sum()
-    tables = {
-        title: ((of_these[column] * of_these["documents"]).groupby(by, sort=False).sum() / n_documents).unstack()[
-            labels
-        ]
-        for title, column in {"plain": "share_plain", "calibrated": "share_calibrated"}.items()
-    }
+    weighted = of_these[["share_plain", "share_calibrated"]].mul(of_these["documents"], axis=0)
+    by = [of_these["layer"], label.rename("label")]
+    means = weighted.groupby(by).sum().div(of_these["documents"].groupby(by).sum(), axis=0)
+    tables = {name: means[f"share_{name}"].unstack()[labels] for name in ("plain", "calibrated")}
     largest = max(float(table.to_numpy().max()) for table in tables.values())
     figure = _figure(2 * (1.2 + 0.55 * len(labels)), 1.2 + 0.3 * len(tables["plain"]))
     axes = figure.subplots(1, 2, sharey=True)

@@ -112,27 +112,18 @@ def load_passages(path: str | os.PathLike[str] | None = None) -> list[Passage]:
 
 
 def _parse(record: dict[str, Any]) -> Passage:
-    return Passage(
-        article=_text(record, "article"),
-        passage_id=_text(record, "passage_id"),
-        text=_text(record, "text"),
-        questions=tuple(
-            Question(
-                id=_text(question, "id"),
-                text=_text(question, "text"),
-                answer=_text(question, "answer"),
-                answer_start=int(question["answer_start"]),
-            )
-            for question in record["questions"]
-        ),
+    questions = tuple(
+        Question(**_texts(question, "id", "text", "answer"), answer_start=int(question["answer_start"]))
+        for question in record["questions"]
     )
+    return Passage(**_texts(record, "article", "passage_id", "text"), questions=questions)
 
 
-def _text(record: dict[str, Any], name: str) -> str:
-    value = record[name]
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}, not a string")
-    return value
+def _texts(record: dict[str, Any], *names: str) -> dict[str, str]:
+    for name in names:
+        if not isinstance(record[name], str):
+            raise TypeError(f"{name} is {record[name]!r}, not a string")
+    return {name: record[name] for name in names}
 
 
 def build_collections(

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 PLACES = ("beginning", "middle", "end")
 """The labels that need no ``order``."""
 POSIR_LENGTHS = (0.0, 512.0, 1024.0, 1536.0, np.inf)
-"""The bounds of PosIR's length quartiles, in tokens (arXiv 2601.08363)."""
-LengthClasses = Literal["posir", "quartiles"] | Sequence[float]
+"""The bounds of PosIR's length classes, in tokens (arXiv 2601.08363)."""
+LengthClasses = Literal["posir"] | Sequence[float]
 _SHOWN = 5  # records named in an error
 _DIGITS = 9  # bins are compared after rounding: 0.15 * 20 is not an integer in floating point
 
@@ -27,13 +27,11 @@ class Grouped(NamedTuple):
         names: The names of the groups, from the beginning of documents to their end.
         places: The position of each group in [0, 1], shape (G,), float64: the middle of its bin; labels divide [0, 1]
             evenly.
-        values: The position of each row, shape (N,), float64: its relative position, or the place of its group.
     """
 
     codes: NDArray[np.int64]
     names: tuple[str, ...]
     places: NDArray[np.float64]
-    values: NDArray[np.float64]
 
 
 def group_positions(
@@ -77,8 +75,8 @@ def _by_label(labels: pd.Series[Any], order: Sequence[Hashable] | None) -> Group
     if unknown := [label for label in found if label not in order]:
         raise ValueError(f"order: expected all groups, got {order} without {unknown[:_SHOWN]}")
     places = (np.arange(len(order)) + 0.5) / len(order)
-    codes = labels.map({label: code for code, label in enumerate(order)}).to_numpy(dtype=np.int64)
-    return Grouped(codes=codes.astype(np.int64), names=tuple(map(str, order)), places=places, values=places[codes])
+    codes = labels.map({label: code for code, label in enumerate(order)}).to_numpy()
+    return Grouped(codes=codes.astype(np.int64), names=tuple(map(str, order)), places=places)
 
 
 def _cut(positions: NDArray[np.float64], bins: int | Sequence[float]) -> Grouped:
@@ -95,7 +93,6 @@ def _cut(positions: NDArray[np.float64], bins: int | Sequence[float]) -> Grouped
         codes=np.maximum(codes, 0).astype(np.int64),
         names=_interval_names(edges, closed_below=True),
         places=(edges[:-1] + edges[1:]) / 2,
-        values=positions,
     )
 
 
@@ -117,45 +114,35 @@ def group_lengths(lengths: pd.Series[Any], classes: LengthClasses) -> tuple[NDAr
 
     Args:
         lengths: The length of each row's relevant document, a positive number.
-        classes: "posir" for (0, 512], (512, 1024], (1024, 1536] and over 1536 tokens, "quartiles" for the quartiles of
-            the rows, or the bounds, of which the last may be infinite.
+        classes: "posir" for (0, 512], (512, 1024], (1024, 1536] and over 1536 tokens, or the bounds, of which the last
+            may be infinite.
 
     Returns:
-        The index of the class of each row, shape (N,), and the names of the classes. Quartiles with the same bounds are
-        merged.
+        The index of the class of each row, shape (N,), and the names of the classes.
 
     Raises:
         ValueError: A length is not a positive number, or outside the classes.
     """
     values = pd.to_numeric(lengths, errors="coerce").to_numpy(dtype=np.float64)
-    if not (np.isfinite(values) & (values > 0)).all():
-        wrong = lengths[~(np.isfinite(values) & (values > 0))].tolist()
+    if len(wrong := lengths[~(np.isfinite(values) & (values > 0))]):
         raise ValueError(
-            f"length: expected positive numbers, got {wrong[:_SHOWN]} in {len(wrong)} of {len(values)} rows"
+            f"length: expected positive numbers, got {wrong.tolist()[:_SHOWN]} in {len(wrong)} of {len(values)} rows"
         )
-    quartiles = isinstance(classes, str) and classes == "quartiles"
-    if quartiles:
-        bounds = np.unique(np.quantile(values, [0, 0.25, 0.5, 0.75, 1]))
-        bounds = bounds if len(bounds) > 1 else np.array([0, bounds[0]])
-    elif isinstance(classes, str):
-        if classes != "posir":
-            raise ValueError(f"length_classes: expected 'posir', 'quartiles' or bounds, got {classes!r}")
-        bounds = np.asarray(POSIR_LENGTHS)
-    else:
-        bounds = np.asarray(classes, dtype=np.float64)
-        if bounds.ndim != 1 or len(bounds) < 2 or not (np.diff(bounds) > 0).all():
-            raise ValueError(f"length_classes: expected at least two bounds in ascending order, got {classes!r}")
+    if isinstance(classes, str) and classes != "posir":
+        raise ValueError(f"length_classes: expected 'posir' or bounds, got {classes!r}")
+    bounds = np.asarray(POSIR_LENGTHS if isinstance(classes, str) else classes, dtype=np.float64)
+    if bounds.ndim != 1 or len(bounds) < 2 or not (np.diff(bounds) > 0).all():
+        raise ValueError(f"length_classes: expected at least two bounds in ascending order, got {classes!r}")
     codes = np.searchsorted(bounds, values, side="left") - 1
-    codes = np.maximum(codes, 0) if quartiles else codes  # the first quartile includes the smallest length
     outside = values[(codes < 0) | (codes > len(bounds) - 2)]
     if len(outside):
         raise ValueError(
             f"length_classes: expected all lengths in ({bounds[0]:g}, {bounds[-1]:g}], got {outside[:_SHOWN]}"
         )
-    return codes.astype(np.int64), _interval_names(bounds, closed_below=quartiles)
+    return codes.astype(np.int64), _interval_names(bounds)
 
 
-def _interval_names(edges: NDArray[np.float64], *, closed_below: bool) -> tuple[str, ...]:
+def _interval_names(edges: NDArray[np.float64], *, closed_below: bool = False) -> tuple[str, ...]:
     texts = [f"{edge:.4g}" for edge in edges]
     if len(set(texts)) < len(texts):
         texts = [repr(float(edge)) for edge in edges]

@@ -9,14 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from fair_evaluation.measures import harmonic_mean, position_sensitivity_index, slope
+
 Interval = tuple[float, float]
-MEASURES = {
-    "mean": "mean of the groups",
-    "psi": "PSI",
-    "harmonic_mean": "harmonic mean",
-    "slope": "slope",
-    "rank_correlation": "rank correlation",
-}
+MEASURES = {"mean": "mean of the groups", "psi": "PSI", "harmonic_mean": "harmonic mean", "slope": "slope"}
 """The measures over groups, and their names in print."""
 
 
@@ -33,33 +29,19 @@ class PositionEvaluation:
             ``n`` (number of queries), ``mean``, and the bounds ``low`` and ``high`` of the mean's interval, which are
             NaN with fewer than two units of resampling.
         n_queries: The number of different queries; None if only group means are known.
-        mean: The unweighted mean of the group means.
-        psi: The position sensitivity index, ``1 - min / max`` of the group means. 0 is position-fair; it is also 0 if
-            all group means are 0.
-        harmonic_mean: The harmonic mean of the group means; 0 if one of them is 0.
-        slope: The slope of the least-squares line of group mean over position, negative if the beginning is favoured.
-            None with fewer than two groups.
-        rank_correlation: Spearman's rank correlation of score and position over all rows. The positions are the
-            relative ones, or with labels those of the groups. None if scores or positions do not vary.
         intervals: The bootstrap interval of each measure that has one, by the measure's name.
         confidence: The confidence level of the intervals.
         n_resamples: The number of resamples of the bootstrap; 0 if there are no intervals.
         seed: Seed of the bootstrap.
         lengths: The evaluation of each class of document length, by the name of the class.
         notes: Warnings about the result, as sentences.
-        rows: The evaluated rows: ``qid``, ``unit``, ``group``, ``place`` (position of the row or its group) and
-            ``score``; None if only group means are known.
+        rows: The evaluated rows: ``qid``, ``unit``, ``group`` and ``score``; None if only group means are known.
     """
 
     name: str = ""
     measure: str = "score"
     groups: pd.DataFrame
     n_queries: int | None
-    mean: float | None
-    psi: float | None
-    harmonic_mean: float | None
-    slope: float | None
-    rank_correlation: float | None
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     confidence: float = 0.95
     n_resamples: int = 0
@@ -68,13 +50,45 @@ class PositionEvaluation:
     notes: tuple[str, ...] = ()
     rows: pd.DataFrame | None = field(default=None, repr=False)
 
+    @property
+    def mean(self) -> float | None:
+        """The unweighted mean of the group means."""
+        return float(means.mean()) if len(means := self._filled["mean"].to_numpy()) else None
+
+    @property
+    def psi(self) -> float | None:
+        """The position sensitivity index, ``1 - min / max`` of the group means: 0 is position-fair.
+
+        It is also 0 if all group means are 0.
+        """
+        return position_sensitivity_index(means) if len(means := self._filled["mean"]) else None
+
+    @property
+    def harmonic_mean(self) -> float | None:
+        """The harmonic mean of the group means; 0 if one of them is 0."""
+        return harmonic_mean(means) if len(means := self._filled["mean"]) else None
+
+    @property
+    def slope(self) -> float | None:
+        """The slope of the least-squares line of group mean over position; None with fewer than two groups.
+
+        It is negative if the beginning is favoured.
+        """
+        filled = self._filled
+        return slope(filled["position"], filled["mean"]) if len(filled) else None
+
+    @property
+    def _filled(self) -> pd.DataFrame:
+        return self.groups[self.groups["n"] > 0]
+
     def to_dict(self) -> dict[str, Any]:
         """Returns all but the rows as a dict that `json.dumps` accepts, with None for NaN."""
+        groups = self.groups.astype(object).where(self.groups.notna(), None)
         return {
             "name": self.name,
             "measure": self.measure,
             "n_queries": self.n_queries,
-            "groups": [{name: _plain(value) for name, value in row.items()} for row in self.groups.to_dict("records")],
+            "groups": groups.to_dict("records"),
             **{name: getattr(self, name) for name in MEASURES},
             "intervals": {name: list(interval) for name, interval in self.intervals.items()},
             "confidence": self.confidence,
@@ -87,11 +101,9 @@ class PositionEvaluation:
     def __str__(self) -> str:
         queries = "" if self.n_queries is None else f"{self.n_queries} queries in "
         head = f"{self.name or 'scores'}, {self.measure}: {queries}{len(self.groups)} groups"
+        table = self.groups[["group", "n"]].assign(mean=[_three(value) for value in self.groups["mean"]])
         if self.n_resamples:
             head += f"; {100 * self.confidence:g} % intervals of {self.n_resamples} resamples"
-        table = pd.DataFrame({"group": self.groups["group"], "n": self.groups["n"]})
-        table["mean"] = [_three(value) for value in self.groups["mean"]]
-        if self.n_resamples:
             bounds = zip(self.groups["low"], self.groups["high"], strict=True)
             table["interval"] = ["" if math.isnan(low) else _brackets((low, high)) for low, high in bounds]
         measures = [
@@ -101,20 +113,13 @@ class PositionEvaluation:
         ]
         parts = [head, table.to_string(index=False), "\n".join(measures)]
         if self.lengths:
-            parts.append(self._length_table().to_string(index=False))
+            rows = [
+                {"length": name, "n": int(result.groups["n"].sum())}
+                | {measure: _three(getattr(result, measure)) for measure in MEASURES}
+                for name, result in self.lengths.items()
+            ]
+            parts.append(pd.DataFrame(rows).to_string(index=False))
         return "\n".join([*parts, *(f"note: {note}" for note in self.notes)])
-
-    def _length_table(self) -> pd.DataFrame:
-        rows = [
-            {"length": name, "n": int(result.groups["n"].sum())}
-            | {measure: _three(getattr(result, measure)) for measure in MEASURES}
-            for name, result in self.lengths.items()
-        ]
-        return pd.DataFrame(rows)
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _three(value: float | None) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from fair_evaluation.cutting import TokenCounter, cut_text, token_counter
 from fair_evaluation.position_collections import SEPARATOR, Passage, PositionCollection, rotate_places
-from fair_evaluation.token_counts import TokenCounter, cut_text, token_counter
 
 
 def build_probes(

@@ -1,4 +1,4 @@
-"""The bootstrap over queries, and rank correlation under its weights.
+"""The bootstrap over queries.
 
 This is the Bayesian bootstrap (Rubin 1981, Annals of Statistics 9(1)): a resample gives each query a random weight
 instead of drawing queries with replacement. If each query is in one group, this is a bootstrap within each group
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fair_evaluation.measures import Array
 
 Codes = NDArray[np.int64]
-_CELLS = 2**21  # elements of the arrays that are in memory at once
+_CELLS = 2**21  # weights that are in memory at once
 
 
 class UnitTotals(NamedTuple):
@@ -31,8 +31,10 @@ class UnitTotals(NamedTuple):
     sums: Array
     counts: Array
 
-    def group_means(self, weights: Array) -> Array:
-        """Returns the weighted mean score of each group, shape (R, G), for weights of units, shape (R, U)."""
+    def group_means(self, weights: Array | None = None) -> Array:
+        """Returns the mean score of each group, shape (G,), or for weights of units, shape (R, U), shape (R, G)."""
+        if weights is None:
+            return np.asarray(self.group_means(np.ones((1, len(self.sums))))[0])
         return np.asarray((weights @ self.sums) / (weights @ self.counts))
 
 
@@ -52,50 +54,34 @@ def add_up_units(units: Codes, groups: Codes, scores: Array, n_groups: int) -> U
     return UnitTotals(sums=sums.reshape(shape), counts=counts.reshape(shape))
 
 
-def draw_weights(n_units: int, *, n_resamples: int, seed: int, width: int) -> Iterator[Array]:
+def draw_weights(n_units: int, *, n_resamples: int, seed: int) -> Iterator[Array]:
     """Draws random weights of units for all resamples, in chunks that fit in memory.
 
     Args:
         n_units: The number of units, U.
         n_resamples: The number of resamples, R.
         seed: Seed of the random numbers.
-        width: The number of values that the caller computes from one resample, which limits the size of the chunks.
 
     Yields:
         Positive weights with expectation 1, shape (r, U), float64; the r of all chunks add up to R.
     """
     rng = np.random.default_rng(seed)
-    chunk = max(1, _CELLS // max(width, n_units))
+    chunk = max(1, _CELLS // n_units)
     for first in range(0, n_resamples, chunk):
         yield rng.standard_exponential((min(chunk, n_resamples - first), n_units))
 
 
-def rank_correlation(x: Array, y: Array, weights: Array) -> Array:
-    """Computes Spearman's rank correlation of weighted rows.
+def is_biased(bias: float, standard_error: float) -> bool:
+    """Returns whether a bias deserves a note: it exceeds a quarter of the standard error and shows in three digits.
 
-    Args:
-        x: The first value of each row, shape (N,).
-        y: The second value of each row, shape (N,).
-        weights: The positive weight of each row in each resample, shape (R, N).
-
-    Returns:
-        The correlation in each resample, shape (R,); NaN if ``x`` or ``y`` does not vary. With integer weights it is
-        that of `scipy.stats.spearmanr` on rows repeated so many times.
+    Source: Efron, Tibshirani (1993), An Introduction to the Bootstrap, 10.3.
     """
-    if np.ptp(x) == 0 or np.ptp(y) == 0:
-        return np.full(len(weights), np.nan)
-    middle = weights.sum(axis=1, keepdims=True) / 2
-    a, b = _mid_ranks(x, weights) - middle, _mid_ranks(y, weights) - middle
-    spread = (weights * a * a).sum(axis=1) * (weights * b * b).sum(axis=1)
-    return np.asarray((weights * a * b).sum(axis=1) / np.sqrt(spread))
+    return abs(bias) > max(0.25 * standard_error, 0.0005)
 
 
-def _mid_ranks(values: Array, weights: Array) -> Array:
-    """Returns for each row the weight of the rows below it plus half the weight of those tied with it, shape (R, N)."""
-    order = np.argsort(values, kind="stable")
-    starts = np.flatnonzero(np.r_[True, np.diff(values[order]) != 0])
-    tied = np.add.reduceat(weights[:, order], starts, axis=1)
-    middle = np.cumsum(tied, axis=1) - tied / 2
-    ranks = np.empty_like(weights)
-    ranks[:, order] = np.repeat(middle, np.diff(np.r_[starts, len(values)]), axis=1)
-    return ranks
+def check_bootstrap(confidence: float, n_resamples: int) -> None:
+    """Raises a ValueError if a setting of the bootstrap is out of range."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: expected a number between 0 and 1, such as 0.95, got {confidence!r}")
+    if isinstance(n_resamples, bool) or not isinstance(n_resamples, int | np.integer) or n_resamples < 1:
+        raise ValueError(f"n_resamples: expected an integer of at least 1, got {n_resamples!r}")

@@ -6,14 +6,12 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from types import ModuleType
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import pandas as pd
 
-from fair_evaluation.position_evaluation import EvaluationOptions, evaluate_positions
+from fair_evaluation.position_evaluation import EvaluationOptions, Positions, evaluate_scores
 from fair_evaluation.position_result import PositionEvaluation
-from fair_evaluation.query_positions import Positions, choose_position_column, join_positions
 
 logger = logging.getLogger("fair_evaluation")
 _SHOWN = 5  # records named in an error
@@ -28,9 +26,6 @@ def from_run(
     positions: Positions,
     measure: Any = "nDCG@10",
     name: str = "run",
-    position: str | None = None,
-    length: str | None = None,
-    unit: str | None = None,
     **options: Unpack[EvaluationOptions],
 ) -> PositionEvaluation:
     """Scores a run query by query with ir_measures, and evaluates it by position.
@@ -44,10 +39,8 @@ def from_run(
         positions: The position of the answer by query id, as in `from_experiment`.
         measure: A measure of ir_measures, or its name.
         name: A name for the run.
-        position: The column of positions; None means "position", or "place" without such a column.
-        length: The column of document lengths; see `evaluate_positions` for this and the following arguments.
-        unit: The column of units of resampling.
-        **options: ``bins``, ``order``, ``length_classes``, ``confidence``, ``n_resamples``, ``seed``.
+        **options: As in `evaluate_positions`: the columns ``position``, ``length`` and ``unit`` of the positions, and
+            ``bins``, ``order``, ``length_classes``, ``confidence``, ``n_resamples`` and ``seed``.
 
     Returns:
         The evaluation. Its notes also say, as warnings do, where copies of the evidence compete in one collection, so
@@ -59,19 +52,21 @@ def from_run(
         ValueError: The measure is unknown, columns or values are missing, a document occurs twice for a query, there
             are no judgements, or queries and positions do not match.
     """
-    ir_measures = _ir_measures()
-    measure = _parse(ir_measures, measure)
+    try:
+        import ir_measures
+    except ImportError as error:
+        raise ImportError("from_run needs ir_measures: pip install 'fair-calibration[evaluation]'") from error
+    try:
+        measure = ir_measures.parse_measure(measure) if isinstance(measure, str) else measure
+    except (NameError, ValueError) as error:
+        raise ValueError(f"measure: expected a measure of ir_measures, such as 'nDCG@10', got {measure!r}") from error
     judged = _to_frame("qrels", qrels, ir_measures.read_trec_qrels, "relevance")
     found = _to_frame("run", run, ir_measures.read_trec_run, "score")
     if len(judged) == 0:
         raise ValueError("qrels: expected judgements, got none")
     metrics = list(ir_measures.iter_calc([measure], judged, found))
     scores = pd.DataFrame({"qid": [m.query_id for m in metrics], "score": [float(m.value) for m in metrics]})
-    position = choose_position_column(positions.columns if isinstance(positions, pd.DataFrame) else (), position)
-    table = join_positions(scores, positions, position=position, length=length, unit=unit, what="qrels")
-    result = evaluate_positions(
-        table, position=position, length=length, unit=unit, name=name, measure=str(measure), **options
-    )
+    result = evaluate_scores(scores, positions, what="qrels", name=name, measure=str(measure), **options)
     queries, answered = list(dict.fromkeys(judged["query_id"])), set(found["query_id"])
     notes = []
     if missing := [query for query in queries if query not in answered]:
@@ -80,7 +75,7 @@ def from_run(
         )
     if unjudged := [query for query in dict.fromkeys(found["query_id"]) if query not in set(queries)]:
         notes.append(f"{len(unjudged)} queries of the run are not judged and left out, such as {unjudged[:_SHOWN]}")
-    if competing := _competing_queries(judged, found, table.rename(columns={position: "position"}), unit):
+    if competing := _competing_queries(judged, found, result):
         notes.append(
             f"{len(competing)} queries, such as {competing[:_SHOWN]}, have relevant documents, or copies of them, at "
             "several positions in one collection: these compete, so a position scores low where another one wins, and "
@@ -92,45 +87,24 @@ def from_run(
     return replace(result, notes=result.notes + tuple(notes))
 
 
-def _competing_queries(judged: pd.DataFrame, found: pd.DataFrame, table: pd.DataFrame, unit: str | None) -> list[str]:
+def _competing_queries(judged: pd.DataFrame, found: pd.DataFrame, result: PositionEvaluation) -> list[str]:
     """Returns the queries whose evidence stands in one collection at several positions.
 
     They have several relevant documents and several positions; or a query of the same unit, such as the same question
     asked at another position, has its relevant document among the documents found.
     """
-    relevant = judged[judged["relevance"] > 0]
-    positions = table.explode("position").groupby("qid")["position"].nunique()
+    rows, relevant = cast(pd.DataFrame, result.rows), judged[judged["relevance"] > 0]
+    positions = rows.groupby("qid")["group"].nunique()
     documents = relevant.groupby("query_id")["doc_id"].nunique()
     several = set(positions.index[positions > 1]) & set(documents.index[documents > 1])
-    if unit is not None:
-        by_query = table.drop_duplicates("qid").set_index("qid")[unit]
-        owned = relevant.assign(unit=relevant["query_id"].map(by_query)).dropna(subset="unit")
-        listed = found.assign(unit=found["query_id"].map(by_query)).dropna(subset="unit")
-        pairs = listed.merge(owned, on=["doc_id", "unit"], suffixes=("", "_owner"))
-        own = set(relevant[["query_id", "doc_id"]].itertuples(index=False, name=None))
-        several |= {
-            query
-            for query, document in pairs[["query_id", "doc_id"]].itertuples(index=False, name=None)
-            if (query, document) not in own
-        }
+    unit = rows.drop_duplicates("qid").set_index("qid")["unit"]
+    owned = relevant.assign(unit=relevant["query_id"].map(unit)).dropna(subset="unit")
+    listed = found.assign(unit=found["query_id"].map(unit)).dropna(subset="unit")
+    pairs = listed.merge(owned, on=["doc_id", "unit"], suffixes=("", "_owner"))
+    own = set(relevant[["query_id", "doc_id"]].itertuples(index=False, name=None))
+    pairs_of_query = pairs[["query_id", "doc_id"]].itertuples(index=False, name=None)
+    several |= {query for query, document in pairs_of_query if (query, document) not in own}
     return [query for query in dict.fromkeys(judged["query_id"]) if query in several]
-
-
-def _ir_measures() -> ModuleType:
-    try:
-        import ir_measures
-    except ImportError as error:
-        raise ImportError("from_run needs ir_measures: pip install 'fair-calibration[evaluation]'") from error
-    return ir_measures
-
-
-def _parse(ir_measures: ModuleType, measure: Any) -> Any:
-    if not isinstance(measure, str):
-        return measure
-    try:
-        return ir_measures.parse_measure(measure)
-    except (NameError, ValueError) as error:
-        raise ValueError(f"measure: expected a measure of ir_measures, such as 'nDCG@10', got {measure!r}") from error
 
 
 def _to_frame(what: str, table: Any, read: Any, value: str) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from sentence_transformers import SentenceTransformer
@@ -11,14 +11,6 @@ from tqdm.auto import tqdm
 from fair_calibration.prompts import document_prompt
 from fair_calibration.validation import validate_positive_int
 from fair_evaluation.documents import batches, count_tokens, max_document_tokens
-
-
-class DocumentTokens(NamedTuple):
-    """The number of tokens of one document, with prompt and special tokens: ``tokens = kept + lost``."""
-
-    tokens: int
-    kept: int
-    lost: int
 
 
 class TruncationSummary(NamedTuple):
@@ -58,54 +50,16 @@ class TruncationSummary(NamedTuple):
         )
 
 
-def iterate_truncation(
-    model: SentenceTransformer,
-    texts: Iterable[str],
-    *,
-    prompt: str | None = None,
-    batch_size: int = 64,
-    show_progress_bar: bool = False,
-) -> Iterator[DocumentTokens]:
-    """Yields how many tokens each document loses, in order, one batch in memory at a time.
-
-    Documents are tokenized by the model's own preprocessing, and not encoded.
-
-    Args:
-        model: The model, plain or calibrated.
-        texts: The documents, in any iterable.
-        prompt: The text that is put before every document; None means the prompt of ``model.encode_document``.
-        batch_size: The number of documents that are tokenized at once.
-        show_progress_bar: Whether to show a progress bar.
-
-    Raises:
-        TypeError: ``texts`` is a single string, or has an element that is not a string.
-        ValueError: ``batch_size`` is below 1.
-    """
-    batch_size = validate_positive_int("batch_size", batch_size)
-    prompt = document_prompt(model) if prompt is None else prompt
-    limit = max_document_tokens(model)
-    with tqdm(desc="tokens", unit="doc", disable=not show_progress_bar) as bar:
-        for batch in batches(texts, batch_size):
-            for tokens in count_tokens(model, batch, prompt=prompt):
-                kept = tokens if limit is None else min(tokens, limit)
-                yield DocumentTokens(tokens, kept, tokens - kept)
-            bar.update(len(batch))
-
-
 def summarize_truncation(
-    model: SentenceTransformer,
-    texts: Iterable[str],
-    *,
-    prompt: str | None = None,
-    batch_size: int = 64,
-    show_progress_bar: bool = False,
+    model: SentenceTransformer, texts: Iterable[str], *, batch_size: int = 64, show_progress_bar: bool = False
 ) -> TruncationSummary:
-    """Counts how much a collection of any size loses by truncation.
+    """Counts how much a collection of any size loses by truncation, one batch in memory at a time.
+
+    Documents are tokenized by the model's own preprocessing with its prompt for documents, and not encoded.
 
     Args:
         model: The model, plain or calibrated.
         texts: The documents, in any iterable.
-        prompt: The text that is put before every document; None means the prompt of ``model.encode_document``.
         batch_size: The number of documents that are tokenized at once.
         show_progress_bar: Whether to show a progress bar.
 
@@ -116,13 +70,17 @@ def summarize_truncation(
         TypeError: ``texts`` is a single string, or has an element that is not a string.
         ValueError: ``batch_size`` is below 1.
     """
+    validate_positive_int("batch_size", batch_size)
+    prompt, limit = document_prompt(model), max_document_tokens(model)
     documents = truncated = total = lost = longest = 0
-    for document in iterate_truncation(
-        model, texts, prompt=prompt, batch_size=batch_size, show_progress_bar=show_progress_bar
-    ):
-        documents += 1
-        truncated += document.lost > 0
-        total += document.tokens
-        lost += document.lost
-        longest = max(longest, document.tokens)
-    return TruncationSummary(documents, truncated, total, lost, longest, max_document_tokens(model))
+    with tqdm(desc="tokens", unit="doc", disable=not show_progress_bar) as bar:
+        for batch in batches(texts, batch_size):
+            for tokens in count_tokens(model, batch, prompt=prompt):
+                cut = 0 if limit is None else max(0, tokens - limit)
+                documents += 1
+                truncated += cut > 0
+                total += tokens
+                lost += cut
+                longest = max(longest, tokens)
+            bar.update(len(batch))
+    return TruncationSummary(documents, truncated, total, lost, longest, limit)

@@ -1,4 +1,4 @@
-"""Chooses the strength of the calibration, and other settings, for a model and documents without labels.
+"""Chooses the strength of the calibration, and the basket size, for a model and documents without labels.
 
 Pieces of the documents serve as queries: each should find its document, wherever in the document it stands. The texts
 are cut into segments, which are rotated through all positions, and in every rotation the pieces of the segments rank
@@ -9,10 +9,9 @@ if calibration makes the vectors less specific, which segment reflection (`fair_
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,13 +20,11 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
-from fair_calibration.config import Isolate
 from fair_calibration.prompts import document_prompt
 from fair_calibration.validation import validate_positive_int
-from fair_evaluation.documents import batches, count_tokens, max_document_tokens
-from fair_evaluation.measures import Array, harmonic_mean_of_rows, psi_of_rows
-from fair_evaluation.segments import cut_segments, rotated_orders
-from fair_evaluation.token_counts import cut_text, token_counter
+from fair_evaluation.cutting import cut_segments, cut_text, rotated_orders, token_counter
+from fair_evaluation.documents import batches, count_tokens, encode_checked, max_document_tokens
+from fair_evaluation.measures import Array, harmonic_mean, position_sensitivity_index
 
 _QUERY_TOKENS = 32  # length of a piece, approximately
 _SEGMENT_TOKENS = 16  # least length of a segment
@@ -60,8 +57,8 @@ class Tuning:
 
     Attributes:
         config: The chosen settings, for `fair_calibration.calibrate`.
-        curve: One row per candidate, the plain model first: the settings ``strength``, ``layers``, ``basket_size`` and
-            ``isolate``; ``score``, the harmonic mean over positions of nDCG@10, and its ``mean`` and ``psi``;
+        curve: One row per candidate, the plain model first: the settings ``strength`` and ``basket_size``;
+            ``score``, the harmonic mean over positions of nDCG@10, and its ``mean`` and ``psi``;
             ``behind``, the best score minus this one, and ``error``, the standard error of that difference;
             ``cosine``, the mean cosine similarity to the plain model's vectors; ``chosen``; and nDCG@10 by position,
             from ``at_0`` on.
@@ -74,7 +71,7 @@ class Tuning:
 
     def __str__(self) -> str:
         counts, table = self.counts, self.curve.loc[:, "strength":"cosine"]
-        settings = ", ".join(f"{name} {getattr(self.config, name)!r}" for name in table.columns[:4])
+        settings = ", ".join(f"{name} {getattr(self.config, name)!r}" for name in table.columns[:2])
         return (
             f"Chosen: {settings}. The settings in use are kept if their score is within one standard error of the best "
             "one; otherwise, of the settings within one standard error, those closest to the plain model are chosen.\n"
@@ -89,23 +86,21 @@ def tune(
     texts: Iterable[str],
     *,
     strengths: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
-    layers: Sequence[float | int | Literal["all"] | tuple[int, ...]] | None = None,
     basket_sizes: Sequence[int] | None = None,
-    isolate: Sequence[Isolate] | None = None,
     n_positions: int = 4,
     max_texts: int = 32,
     seed: int = 0,
     batch_size: int = 32,
     show_progress_bar: bool = True,
 ) -> Tuning:
-    """Chooses a strength, and other settings if asked, by how well pieces of texts find their texts.
+    """Chooses a strength, and a basket size if asked, by how well pieces of texts find their texts.
 
-    The candidates are the plain model and all combinations of the settings to try. If the score of the settings in use
-    (those of a calibrated model, or the defaults) is within one standard error of the best, they are kept, as the
-    sample does not speak against them. Otherwise, of the candidates within one standard error of the best (the rule by
-    which Breiman et al. 1984 prune trees), the one is chosen whose vectors have the highest mean cosine similarity to
-    those of the plain model: if only the strength varies, the smallest. The standard error is that of the difference
-    between two candidates, by the jackknife over texts.
+    The candidates are the plain model and all combinations of strengths and basket sizes to try. If the score of the
+    settings in use (those of a calibrated model, or the defaults) is within one standard error of the best, they are
+    kept, as the sample does not speak against them. Otherwise, of the candidates within one standard error of the best
+    (the rule by which Breiman et al. 1984 prune trees), the one is chosen whose vectors have the highest mean cosine
+    similarity to those of the plain model: if only the strength varies, the smallest. The standard error is that of the
+    difference between two candidates, by the jackknife over texts.
 
     With T texts, every candidate encodes ``T * n_positions`` documents. The pieces, which together are as long as the
     T texts, are encoded once as queries.
@@ -115,9 +110,7 @@ def tune(
         texts: Documents of the kind that will be encoded. They are read into memory, so give a sample of some thousands
             of a large collection. Texts that the model would truncate are cut to what it reads.
         strengths: The strengths to try.
-        layers: Values of `FairConfig.layers` to try. None keeps the value in use, as for all other settings.
-        basket_sizes: Values of `FairConfig.basket_size` to try.
-        isolate: Values of `FairConfig.isolate` to try.
+        basket_sizes: The basket sizes to try; None keeps the one in use.
         n_positions: The number of segments per text, at least 2.
         max_texts: The number of texts to draw, at least 8. With fewer than about 20, the settings in use mostly stay.
         seed: Seed of the drawing. The same seed, texts and model give the same result.
@@ -143,15 +136,14 @@ def tune(
             "model: it encodes documents in even chunks, and what is tuned here are the settings of FairConfig; give "
             "the plain model, as uncalibrate(model) returns it"
         )
-    tried = {"layers": layers, "basket_sizes": basket_sizes, "isolate": isolate, "strengths": strengths}
-    candidates = _candidates(base, {name: values for name, values in tried.items() if values is not None})
+    candidates = _candidates(base, strengths, [base.basket_size] if basket_sizes is None else basket_sizes)
     full = [replace(candidate, strength=1.0) for candidate in candidates]  # one model serves all strengths
     models = {config: calibrate(model, config) for config in dict.fromkeys(full[1:])}
     first = next(iter(models.values()))
     least_tokens = max(n_positions * _SEGMENT_TOKENS, *(config.min_content_tokens for config in models))
     sample = _draw(first, texts, n_positions, max_texts, least_tokens, seed)
-    queries = _encode(first.encode_query, sample.pieces, batch_size)
-    orders = rotated_orders(n_positions, 1, np.random.default_rng(seed))
+    queries = encode_checked(first.encode_query, sample.pieces, batch_size=batch_size)
+    orders = rotated_orders(n_positions)
     scores: list[Array] = []
     vectors: list[Array] = []
     n_documents = len(candidates) * orders.shape[0] * len(sample.texts)
@@ -161,7 +153,9 @@ def tune(
             score, rotations = np.zeros((len(sample.texts), n_positions)), []
             for order in orders:
                 documents = [" ".join(segments[i] for i in order) for segments in sample.texts]
-                encoded = _encode(fair.encode_document, documents, batch_size, strength=candidate.strength)
+                encoded = encode_checked(
+                    fair.encode_document, documents, batch_size=batch_size, strength=candidate.strength
+                )
                 score += sample.score(fair.similarity(queries, encoded).numpy(), order)
                 rotations.append(encoded / np.linalg.norm(encoded, axis=1, keepdims=True))
                 bar.update(len(documents))
@@ -172,16 +166,17 @@ def tune(
     return Tuning(config=candidates[int(curve["chosen"].argmax())], curve=curve, counts=sample.counts)
 
 
-def _candidates(base: FairConfig, tried: Mapping[str, Any]) -> list[FairConfig]:
+def _candidates(base: FairConfig, strengths: Sequence[float], basket_sizes: Sequence[int]) -> list[FairConfig]:
     """Returns the plain model, and then all different combinations of settings with a strength above 0."""
-    for name, values in tried.items():
+    for name, values in {"strengths": strengths, "basket_sizes": basket_sizes}.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise TypeError(f"{name}: expected a list of values to try, got {values!r}")
-    names = [{"basket_sizes": "basket_size", "strengths": "strength"}.get(name, name) for name in tried]
-    combinations = [replace(base, **dict(zip(names, values, strict=True))) for values in product(*tried.values())]
+    combinations = [replace(base, basket_size=size, strength=s) for size in basket_sizes for s in strengths]
     calibrated = [config for config in dict.fromkeys(combinations) if config.strength > 0]
     if not calibrated:
-        raise ValueError(f"strengths: expected one above 0, and a value for every other setting to try, got {tried}")
+        raise ValueError(
+            f"strengths: expected one above 0, and at least one of basket_sizes, got {strengths} and {basket_sizes}"
+        )
     return [replace(base, strength=0.0), *calibrated]
 
 
@@ -246,16 +241,6 @@ def _draw(
     return _Sample(used, [piece for _, _, piece in pieces], text_of, segment_of, counts)
 
 
-def _encode(encode: Callable[..., Any], texts: list[str], batch_size: int, **settings: Any) -> Array:
-    vectors = np.asarray(encode(texts, batch_size=batch_size, show_progress_bar=False, **settings), dtype=np.float64)
-    norms = np.linalg.norm(vectors, axis=1)
-    if broken := [text for text, norm in zip(texts, norms, strict=True) if not 0 < norm < np.inf]:
-        raise ValueError(
-            f"model: {len(broken)} of {len(texts)} vectors are zero or not finite, the first of {broken[0][:60]!r}"
-        )
-    return vectors
-
-
 def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array, *, in_use: FairConfig) -> pd.DataFrame:
     """Builds the table of candidates and marks the chosen one.
 
@@ -267,17 +252,17 @@ def _curve(candidates: Sequence[FairConfig], scores: Array, cosines: Array, *, i
     """
     n_texts = scores.shape[1]
     means = scores.mean(1)
-    values = harmonic_mean_of_rows(means)
+    values = harmonic_mean(means)
     best = int(values.argmax())
-    without_one = harmonic_mean_of_rows((scores.sum(1, keepdims=True) - scores) / (n_texts - 1))  # (C, T)
+    without_one = harmonic_mean((scores.sum(1, keepdims=True) - scores) / (n_texts - 1))  # (C, T)
     errors = np.sqrt((n_texts - 1) * (without_one[best] - without_one).var(1))  # jackknife
     behind = values[best] - values
     near = behind <= errors
     kept = np.array([candidate == in_use for candidate in candidates]) & near
     chosen = np.where(kept if kept.any() else near, cosines, -np.inf).argmax()
-    curve = pd.DataFrame(
-        {n: [getattr(c, n) for c in candidates] for n in ("strength", "layers", "basket_size", "isolate")}
+    curve = pd.DataFrame({n: [getattr(c, n) for c in candidates] for n in ("strength", "basket_size")})
+    curve = curve.assign(
+        score=values, mean=means.mean(1), psi=position_sensitivity_index(means), behind=behind, error=errors
     )
-    curve = curve.assign(score=values, mean=means.mean(1), psi=psi_of_rows(means), behind=behind, error=errors)
     curve = curve.assign(cosine=cosines, chosen=np.arange(len(candidates)) == chosen)
     return curve.join(pd.DataFrame(means).add_prefix("at_"))

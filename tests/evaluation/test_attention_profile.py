@@ -17,7 +17,7 @@ from fair_calibration import EvenChunks, FairConfig, FairSentenceTransformer, ca
 from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
 from fair_calibration.method.baskets import Baskets, build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
-from fair_evaluation.attention_profile import COLUMNS, attention_profile, count_baskets
+from fair_evaluation.attention_profile import COLUMNS, attention_profile
 from fair_evaluation.attention_shares import ShareObserver
 from fair_evaluation.observation import Batch
 from fair_evaluation.position_collections import build_collections, load_passages
@@ -132,7 +132,7 @@ def test_shares(name: str, tiny_model: TinyModel) -> None:
         assert (spread > 0.01).all()  # early rows do not see the later baskets
     else:
         np.testing.assert_allclose(spread, 0, atol=1e-6)
-    plain = attention_profile(model, TEXTS, config=FairConfig(basket_size=16, layers=2), strength=0)
+    plain = attention_profile(model, TEXTS, config=FairConfig(basket_size=16, layers=2, strength=0))
     np.testing.assert_array_equal(plain["share_plain"], plain["share_calibrated"])
     np.testing.assert_array_equal(plain["share_plain"], profile["share_plain"])
 
@@ -258,7 +258,7 @@ def test_the_model_stays_as_it_is(tiny_model: TinyModel) -> None:
     model = calibrate(tiny_model(), FairConfig(basket_size=16))
     model.train()
     before = model.counts, model.fair_config, model.max_seq_length, model.training
-    attention_profile(model, TEXTS, config=FairConfig(basket_size=8), strength=0.3)
+    attention_profile(model, TEXTS, config=FairConfig(basket_size=8, strength=0.3))
     assert (model.counts, model.fair_config, model.max_seq_length, model.training) == before
     assert isinstance(model, FairSentenceTransformer)
 
@@ -275,7 +275,6 @@ def test_truncation_is_said(tiny_model: TinyModel, caplog: pytest.LogCaptureFixt
     [
         ([], {}, ValueError, "texts: expected at least one document, got none"),
         ("text", {}, TypeError, "texts: expected an iterable of strings, got one string"),
-        (["text"], {"strength": 2}, ValueError, r"strength: expected a number in \[0, 1\], got 2"),
         (["text"], {"batch_size": 0}, ValueError, "batch_size: expected an integer of at least 1, got 0"),
         (["text"], {"config": FairConfig(layers=9)}, ValueError, "layers: the model has 4 attention layers"),
     ],
@@ -299,16 +298,6 @@ def test_minilm(minilm: SentenceTransformer) -> None:
     # Plainly, the last layer reads more of the beginning than of the end.
     last = profile[(profile["layer"] == 5) & (profile["segment"] == "basket")]
     assert last["share_plain"].iloc[0] > 2 * last["share_plain"].iloc[-1]
-
-
-def test_numbers_of_baskets_without_encoding(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = documents([10, 31, 31, 60])
-    fair = calibrate(tiny_model(), FairConfig(basket_size=16))
-    profile = attention_profile(fair, texts)
-    expected = profile[(profile["layer"] == 0) & (profile["basket"] == 0)].groupby("n_baskets")["documents"].sum()
-    fail = "the model encoded documents"
-    monkeypatch.setattr(type(fair.fair), "run_handled", lambda *_: pytest.fail(fail))
-    assert count_baskets(fair, texts) == expected.to_dict()
 
 
 def test_even_chunks_have_no_calibrated_attention(tiny_model: TinyModel) -> None:

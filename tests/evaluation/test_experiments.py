@@ -113,6 +113,15 @@ def test_several_positions_of_a_query(results: Any) -> None:
     assert from_experiment(results, rows, measure="RR@10")["one"].to_dict() == found.to_dict()
 
 
+def test_categories_keep_their_order_and_other_columns_are_left_out(results: Any) -> None:
+    order = pd.CategoricalDtype(["z", "a"])
+    series = pd.Series(["a", "z", "a", "z"], index=QIDS).astype(order)
+    found = from_experiment(results, series, measure="RR@10")["one"]
+    assert found.groups["group"].tolist() == ["z", "a"]
+    frame = series.rename_axis("qid").rename("place").reset_index().assign(score=9, group=9)
+    assert from_experiment(results, frame, measure="RR@10")["one"].to_dict() == found.to_dict()
+
+
 class TestErrors:
     def test_no_queries_in_the_results(self) -> None:
         means = pt.Experiment([system(1, 1, 1, 1)], TOPICS, QRELS, [RR @ 10], names=["one"])
@@ -157,7 +166,7 @@ class TestErrors:
 
     def test_a_mapping_has_no_lengths(self, results: Any) -> None:
         with pytest.raises(
-            ValueError, match=re.escape("positions: expected a frame with the columns ['tokens'], got a dict")
+            ValueError, match=re.escape("positions: the columns ['tokens'] are missing, there are ['qid', 'position']")
         ):
             from_experiment(results, dict.fromkeys(QIDS, "end"), measure="RR@10", length="tokens")
 

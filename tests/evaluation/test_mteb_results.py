@@ -52,7 +52,6 @@ def test_by_hand() -> None:
     assert found.mean == pytest.approx(0.6)
     assert found.harmonic_mean == pytest.approx(2 / (1 / 0.8 + 1 / 0.4))
     assert found.slope == pytest.approx(-0.6)  # from 1/6 to 5/6
-    assert found.rank_correlation is None
     assert found.intervals == {}
     assert found.notes == ("no queries in middle: the measures leave these groups out",)
     assert from_mteb(result(ENTRY), name="bge-m3")["default"].name == "bge-m3"

@@ -3,11 +3,15 @@ from __future__ import annotations
 import json
 from dataclasses import FrozenInstanceError
 
+import pandas as pd
 import pytest
 
 from fair_evaluation import evaluate_positions
 
-ROWS = [("a", 1.0, "beginning", 100), ("b", 0.6, "beginning", 600), ("c", 0.2, "end", 100), ("d", 0.6, "end", 600)]
+ROWS = pd.DataFrame(
+    [("a", 1.0, "beginning", 100), ("b", 0.6, "beginning", 600), ("c", 0.2, "end", 100), ("d", 0.6, "end", 600)],
+    columns=["qid", "score", "position", "length"],
+)
 
 
 def test_what_is_printed() -> None:
@@ -18,13 +22,13 @@ def test_what_is_printed() -> None:
     assert lines[2][:3] == ["beginning", "2", "0.800"]
     assert lines[3] == ["middle", "0", "-"]
     assert lines[4][:3] == ["end", "2", "0.400"]
-    assert [line[0] for line in lines[5:10]] == ["mean", "PSI", "harmonic", "slope", "rank"]
+    assert [line[0] for line in lines[5:9]] == ["mean", "PSI", "harmonic", "slope"]
     assert lines[6][1] == "0.500"
     low, high = (f"{bound:.3f}" for bound in result.intervals["psi"])
     assert str(result).splitlines()[6].endswith(f"0.500  [{low}, {high}]")
-    assert lines[10] == ["length", "n", "mean", "psi", "harmonic_mean", "slope", "rank_correlation"]
+    assert lines[9] == ["length", "n", "mean", "psi", "harmonic_mean", "slope"]
     # Scores 1 and .2 at 1/6 and 5/6 of the documents.
-    assert lines[11] == ["(0,", "512]", "2", "0.600", "0.800", "0.333", "-1.200", "-1.000"]
+    assert lines[10] == ["(0,", "512]", "2", "0.600", "0.800", "0.333", "-1.200"]
     assert "note: no queries in middle: the measures leave these groups out" in str(result).splitlines()
 
 

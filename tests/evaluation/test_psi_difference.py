@@ -108,14 +108,17 @@ def test_unequal_bias_is_said() -> None:
 
 def test_queries_in_several_groups() -> None:
     rows = [("a", 0.8, ["beginning", "end"]), ("b", 0.4, ["end"]), ("c", 0.6, ["beginning"]), ("d", 0.3, ["end"])]
-    a = evaluate_positions(rows)
-    b = evaluate_positions([(q, s / 2 + 0.1, p) for q, s, p in rows[::-1]])
+    a, b = (
+        evaluate_positions(pd.DataFrame(r, columns=["qid", "score", "position"]))
+        for r in (rows, [(q, s / 2 + 0.1, p) for q, s, p in rows[::-1]])
+    )
     assert psi_test(a, b, n_resamples=99).difference == pytest.approx((1 - 0.5 / 0.7) - (1 - 0.35 / 0.45))
 
 
 def test_classes_of_length() -> None:
     rows = [(f"{p}{i}", (i % 5) / 5, p, 100 + 900 * (i % 2)) for i in range(20) for p in PLACES]
-    a, b = (evaluate_positions(r, length="length") for r in (rows, [(q, s * 0.5, p, n) for q, s, p, n in rows]))
+    frame = pd.DataFrame(rows, columns=["qid", "score", "position", "length"])
+    a, b = (evaluate_positions(f, length="length") for f in (frame, frame.assign(score=frame["score"] * 0.5)))
     assert psi_test(a.lengths["(0, 512]"], b.lengths["(0, 512]"], n_resamples=99).n_queries == 30
 
 
@@ -133,7 +136,7 @@ class TestErrors:
             psi_test(self.a, evaluate(np.array([[0.8, 0.6, 0.4]] * 2), unit=None))
 
     def test_one_group(self) -> None:
-        one = evaluate_positions([("a", 0.5, "end"), ("b", 0.5, "end")])
+        one = evaluate_positions(pd.DataFrame({"qid": ["a", "b"], "score": 0.5, "position": "end"}))
         with pytest.raises(ValueError, match=re.escape("expected queries in at least two groups, got them in ['end']")):
             psi_test(one, one)
 

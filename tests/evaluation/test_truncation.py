@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import calibrate
+from fair_evaluation.documents import count_tokens
 from fair_evaluation.position_collections import build_collections, load_passages
-from fair_evaluation.truncation import DocumentTokens, TruncationSummary, iterate_truncation, summarize_truncation
+from fair_evaluation.truncation import TruncationSummary, summarize_truncation
 from tests.conftest import TinyModel
 from tests.core.tiny_models import document, documents
 
@@ -20,13 +22,7 @@ def test_by_hand(fair: bool, tiny_model: TinyModel) -> None:
     if fair:
         model = calibrate(model)
     texts = documents([5, 18, 19, 38])  # and two special tokens each
-    assert list(iterate_truncation(model, texts, batch_size=3)) == [
-        DocumentTokens(7, 7, 0),
-        DocumentTokens(20, 20, 0),
-        DocumentTokens(21, 20, 1),
-        DocumentTokens(40, 20, 20),
-    ]
-    summary = summarize_truncation(model, texts)
+    summary = summarize_truncation(model, texts, batch_size=3)
     assert summary == TruncationSummary(documents=4, truncated=2, tokens=88, lost=21, longest=40, max_tokens=20)
     assert summary.share_truncated == 0.5
     assert summary.share_lost == 21 / 88
@@ -38,9 +34,10 @@ def test_by_hand(fair: bool, tiny_model: TinyModel) -> None:
 def test_the_prompt_takes_room(tiny_model: TinyModel) -> None:
     model = tiny_model()  # with the document prompt "dan gos "
     model.max_seq_length = 20
-    assert list(iterate_truncation(model, [document(18)])) == [DocumentTokens(22, 20, 2)]
-    assert list(iterate_truncation(model, [document(18)], prompt="bal ")) == [DocumentTokens(21, 20, 1)]
-    assert list(iterate_truncation(model, [document(18)], prompt="")) == [DocumentTokens(20, 20, 0)]
+    for prompt, n_tokens in (("dan gos ", 22), ("bal ", 21), ("", 20)):
+        model.prompts = {"document": prompt}
+        expected = TruncationSummary(1, int(n_tokens > 20), n_tokens, n_tokens - 20, n_tokens, 20)
+        assert summarize_truncation(model, [document(18)]) == expected
 
 
 def test_it_says_what_encoding_counts(tiny_model: TinyModel) -> None:
@@ -53,23 +50,28 @@ def test_it_says_what_encoding_counts(tiny_model: TinyModel) -> None:
 
 def test_without_a_limit(tiny_model: TinyModel) -> None:
     model = tiny_model()
+    model.prompts = {}
     model.max_seq_length = int(1e30)
-    summary = summarize_truncation(model, documents([5000]), prompt="")
+    summary = summarize_truncation(model, documents([5000]))
     assert summary == TruncationSummary(1, 0, 5002, 0, 5002, None)
 
 
-def test_it_streams(tiny_model: TinyModel) -> None:
-    taken = 0
+def test_it_streams(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, taken_when_counted = 0, []
 
-    def endless() -> Iterator[str]:
+    def texts() -> Iterator[str]:
         nonlocal taken
-        while True:
+        for _ in range(10):
             taken += 1
             yield document(3)
 
-    found = iterate_truncation(tiny_model(), endless(), batch_size=4)
-    assert [next(found).tokens for _ in range(5)] == [7] * 5
-    assert taken == 8
+    def counting(*args: Any, **settings: Any) -> list[int]:
+        taken_when_counted.append(taken)
+        return count_tokens(*args, **settings)
+
+    monkeypatch.setattr("fair_evaluation.truncation.count_tokens", counting)
+    assert summarize_truncation(tiny_model(), texts(), batch_size=4).tokens == 70
+    assert taken_when_counted == [4, 8, 10]
 
 
 def test_nothing_and_bad_input(tiny_model: TinyModel) -> None:

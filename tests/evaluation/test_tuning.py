@@ -135,13 +135,13 @@ def test_the_standard_error(
 
 def test_against_encoding_one_by_one(tiny_model: TinyModel) -> None:
     plain = tiny_model("bert", "mean")
-    config = FairConfig(basket_size=8)
+    config = FairConfig(basket_size=8, isolate="bos")
     texts = documents([112] * 8)  # words are tokens: two segments of 56, each of two pieces of 28
-    found = run(calibrate(plain, config), texts, strengths=[0.3, 1], isolate=["bos"], n_positions=2)
+    found = run(calibrate(plain, config), texts, strengths=[0.3, 1], n_positions=2)
     words = [np.array(text.split()).reshape(4, 28) for text in texts]
     queries = [[plain.encode_query(" ".join(piece)).astype(np.float64) for piece in of_text] for of_text in words]
     for row in found.curve.to_dict("records"):
-        model = calibrate(plain, replace(config, strength=row["strength"], isolate=row["isolate"]))
+        model = calibrate(plain, replace(config, strength=row["strength"]))
         ndcg, cosines = np.zeros(2), []
         for order in ([0, 1, 2, 3], [2, 3, 0, 1]):
             joined = [" ".join(of_text[order].ravel()) for of_text in words]
@@ -158,7 +158,6 @@ def test_against_encoding_one_by_one(tiny_model: TinyModel) -> None:
         assert row["score"] == pytest.approx(2 / (1 / ndcg).sum(), abs=1e-6)
         assert row["cosine"] == pytest.approx(np.mean(cosines), abs=1e-6)
     assert list(found.curve["strength"]) == [0, 0.3, 1]
-    assert list(found.curve["isolate"]) == ["auto", "bos", "bos"]
 
 
 def test_what_is_encoded(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,16 +176,14 @@ def test_what_is_encoded(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch)
     count("encode_document")
     plain = tiny_model("qwen3", "lasttoken")
     model = calibrate(plain, FairConfig(strength=0.3, basket_size=8))
-    found = run(model, documents([64] * 8), strengths=[0, 0.5, 1], layers=[1, 2], basket_sizes=[8, 16], n_positions=2)
-    assert len(found.curve) == 1 + 2 * 2 * 2
+    found = run(model, documents([64] * 8), strengths=[0, 0.5, 1], basket_sizes=[8, 16], n_positions=2)
+    assert len(found.curve) == 1 + 2 * 2
     assert [n for name, n in calls if name == "encode_query"] == [found.counts.queries]
-    assert sum(n for name, n in calls if name == "encode_document") == 9 * 8 * 2
+    assert sum(n for name, n in calls if name == "encode_document") == 5 * 8 * 2
     assert model.fair_config == FairConfig(strength=0.3, basket_size=8)
     assert model.counts.documents == 0
     assert not found.curve.isna().any(axis=None)
-    assert list(zip(found.curve["layers"], found.curve["basket_size"], strict=True))[1::2] == [
-        (1, 8), (1, 16), (2, 8), (2, 16),
-    ]  # fmt: skip
+    assert found.curve["basket_size"].tolist() == [8, 8, 8, 16, 16]
     assert isinstance(found.config, FairConfig)
 
 
@@ -234,11 +231,9 @@ def test_seeds(tiny_model: TinyModel) -> None:
 
 def test_the_text(stand_in: Callable[..., SentenceTransformer]) -> None:
     text = str(run(stand_in({0: [1, 0], 0.5: [1, 1]}, 2), marked_texts(2, 32), strengths=[0.5], n_positions=2))
-    assert text.startswith(
-        "Chosen: strength 0.5, layers 0.5, basket_size 16, isolate 'auto'. The settings in use are kept"
-    )
+    assert text.startswith("Chosen: strength 0.5, basket_size 16. The settings in use are kept")
     assert "8 of 8 texts, 16 pieces of them as queries; 8 examined, 0 too short. 0 of the texts" in text
-    assert text.splitlines()[-1].split()[4:] == ["1.000", "1.000", "0.000", "0.000", "0.000", "0.816"]
+    assert text.splitlines()[-1].split()[2:] == ["1.000", "1.000", "0.000", "0.000", "0.000", "0.816"]
 
 
 def test_the_bar(tiny_model: TinyModel, capfd: pytest.CaptureFixture[str]) -> None:
@@ -271,11 +266,10 @@ def test_broken_vectors(value: float, tiny_model: TinyModel, monkeypatch: pytest
         ({"max_texts": 7}, ValueError, "max_texts: expected at least 8, got 7"),
         ({"batch_size": 0}, ValueError, "batch_size: expected an integer of at least 1, got 0"),
         ({"strengths": 0.5}, TypeError, "strengths: expected a list of values to try, got 0.5"),
-        ({"isolate": "bos"}, TypeError, "isolate: expected a list of values to try, got 'bos'"),
+        ({"basket_sizes": "8"}, TypeError, "basket_sizes: expected a list of values to try, got '8'"),
         ({"strengths": [0.5, 2]}, ValueError, r"strength: expected a number in \[0, 1\], got 2"),
         ({"strengths": [0]}, ValueError, "strengths: expected one above 0"),
-        ({"basket_sizes": []}, ValueError, "strengths: expected one above 0, and a value for every other setting"),
-        ({"layers": [5]}, ValueError, "layers: the model has 4 attention layers, got a count of 5"),
+        ({"basket_sizes": []}, ValueError, "strengths: expected one above 0, and at least one of basket_sizes"),
     ],
 )
 def test_errors(arguments: dict[str, Any], error: type[Exception], message: str, tiny_model: TinyModel) -> None:
@@ -295,7 +289,7 @@ def test_one_string(tiny_model: TinyModel) -> None:
 
 def test_minilm(minilm: SentenceTransformer) -> None:
     texts = [d["text"] for d in build_collections(load_passages())[0].documents]
-    found = run(minilm, texts, strengths=[1], isolate=["bos"], n_positions=2, max_texts=8)
+    found = run(calibrate(minilm, FairConfig(isolate="bos")), texts, strengths=[1], n_positions=2, max_texts=8)
     plain, fair = found.curve.to_dict("records")
     # The end is found less often by the plain model, and calibration mends it.
     assert plain["at_1"] < plain["at_0"] - 0.02

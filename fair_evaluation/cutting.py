@@ -1,9 +1,15 @@
-"""Counts the tokens of texts with any kind of tokenizer, and cuts texts to a number of tokens."""
+"""Counts the tokens of texts, and cuts texts to a number of tokens or into segments of equal token count."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 TokenCounter = Callable[[str], int]
 _REACH = 40  # a cut moves back to white space by at most so many characters
@@ -62,3 +68,50 @@ def cut_text(text: str, n_tokens: int, count: TokenCounter) -> str:
 def _before_space(text: str, end: int) -> str:
     space = next((i for i in range(end, max(0, end - _REACH), -1) if text[i : i + 1].isspace()), end)
     return text[:space].rstrip()
+
+
+def cut_segments(model: SentenceTransformer, text: str, n_segments: int, *, min_tokens: int = 1) -> list[str] | None:
+    """Cuts a text into segments of equal token count.
+
+    Cuts are moved to the nearest token next to white space within a quarter of a segment; if there is none, as in
+    scripts without spaces, they stay at the exact place.
+
+    Args:
+        model: The model whose tokenizer counts the tokens.
+        text: The text.
+        n_segments: The number of segments.
+        min_tokens: The least number of tokens per segment.
+
+    Returns:
+        The segments without white space at their ends, or None if the text has fewer than ``n_segments * min_tokens``
+        tokens.
+
+    Raises:
+        ValueError: The model has a slow tokenizer, which gives no character offsets.
+    """
+    if not model.tokenizer.is_fast:
+        raise ValueError(
+            f"model: cutting documents needs the character offsets of a fast tokenizer, "
+            f"{type(model.tokenizer).__name__} is a slow one"
+        )
+    offsets = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    starts = [start for start, _ in offsets["offset_mapping"]]
+    if len(starts) < n_segments * min_tokens:
+        return None
+    reach = len(starts) // (4 * n_segments)
+    cuts = [0]
+    for i in range(1, n_segments):
+        exact = i * len(starts) // n_segments
+        nearest = sorted(range(exact - reach, exact + reach + 1), key=lambda token: abs(token - exact))
+        cuts.append(starts[next((token for token in nearest if _at_space(text, starts[token])), exact)])
+    return [text[a:b].strip() for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+
+
+def _at_space(text: str, position: int) -> bool:
+    # In some tokenizers, a token includes the space before the word.
+    return text[position].isspace() or (position > 0 and text[position - 1].isspace())
+
+
+def rotated_orders(n_segments: int) -> NDArray[np.int64]:
+    """Returns the rotations of 0 to n - 1, shape (n, n), in which every segment stands once at every position."""
+    return np.stack([np.roll(np.arange(n_segments), -shift) for shift in range(n_segments)])
