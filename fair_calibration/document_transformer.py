@@ -10,11 +10,12 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from sentence_transformers.base.modules import Transformer
 from torch import nn
 
+from fair_calibration.access.interface import handle_attention
 from fair_calibration.config import FairConfig
 from fair_calibration.even_chunks.config import EvenChunks
 from fair_calibration.limits import NO_LIMIT, position_limit, validate_max_seq_length
@@ -25,7 +26,6 @@ from fair_calibration.settings import Settings
 from fair_calibration.validation import validate_strength
 
 logger = logging.getLogger("fair_calibration")
-StateT = TypeVar("StateT", bound="DocumentState")
 # Two threads must not be inside one fast tokenizer at the same time: it raises "Already borrowed".
 tokenizer_lock = threading.RLock()
 
@@ -58,7 +58,7 @@ class DocumentState:
     is_ready: bool = False
 
 
-class DocumentTransformer(Transformer, Generic[StateT]):
+class DocumentTransformer(Transformer):
     """A sentence-transformers `Transformer` that encodes queries plainly and documents as its subclass says.
 
     It takes the place of a model's transformer; `calibrate` and `FairSentenceTransformer` put it there.
@@ -66,7 +66,7 @@ class DocumentTransformer(Transformer, Generic[StateT]):
 
     forward_kwargs = {"task", "strength"}
     config_class: ClassVar[type[FairConfig] | type[EvenChunks]]
-    state: StateT
+    state: DocumentState
 
     def __init__(
         self, model_name_or_path: str, *, fair_config: Settings | Mapping[str, Any] | None = None, **kwargs: Any
@@ -99,8 +99,21 @@ class DocumentTransformer(Transformer, Generic[StateT]):
         self.__class__ = Transformer
         return self
 
-    def _attach(self, config: Settings) -> None:
+    def _attach(self, config: Any) -> None:
         """Gives the module the state that it has beyond a plain `Transformer`."""
+        raise NotImplementedError
+
+    @property
+    def is_pooled_row_only(self) -> bool:
+        """Whether the last layer is computed for the pooled rows alone when documents are encoded."""
+        return False
+
+    def use_pooled_row_only(self, model: nn.Module) -> None:
+        """Computes the last layer of ``model`` for the pooled rows alone from now on.
+
+        Raises:
+            ValueError: The model or the settings are not suited to it.
+        """
         raise NotImplementedError
 
     @property
@@ -218,7 +231,8 @@ class DocumentTransformer(Transformer, Generic[StateT]):
 
     def encode_queries(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Runs the transformer as the plain model does."""
-        return super().forward(features, **kwargs)
+        with handle_attention(None):  # the weights may be shared with another calibrated model
+            return super().forward(features, **kwargs)
 
     def encode_documents(self, features: dict[str, Any], strength: float, **kwargs: Any) -> dict[str, Any]:
         """Runs the transformer over documents at a strength, and counts them."""

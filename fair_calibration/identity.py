@@ -1,4 +1,7 @@
-"""The identity of an encoder: everything that its vectors depend on, so that indexes, caches and results stay apart."""
+"""The identity of an encoder: everything that its vectors depend on.
+
+Indexes and caches record it, so that vectors of two encoders, or of one with two settings, are never mixed.
+"""
 
 from __future__ import annotations
 

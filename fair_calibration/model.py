@@ -10,17 +10,9 @@ from typing import Any, TypeVar, cast
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from fair_calibration.adoption import (
-    find_transformer,
-    is_pooled_row_only,
-    reason,
-    set_config,
-    set_max_seq_length,
-    use_pooled_row_only,
-)
+from fair_calibration.adoption import adopt, find_transformer, why_unsupported
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentTransformer
-from fair_calibration.routes import replace_module
 from fair_calibration.sentence_transformer import FairSentenceTransformer
 from fair_calibration.settings import Settings, choose_settings
 
@@ -62,23 +54,21 @@ def calibrate(
         raise TypeError(
             f"model: expected a SentenceTransformer, got {type(model).__name__}"
             + (
-                reason(*(cls.__name__ for cls in type(model).__mro__))
+                why_unsupported(*(cls.__name__ for cls in type(model).__mro__))
                 or "; load names and paths with FairSentenceTransformer(name, config=...)"
             )
         )
     modules = _share_modules(model)
     transformer = find_transformer(modules.values())
-    before = transformer.fair_config if isinstance(transformer, DocumentTransformer) else FairConfig()
-    chosen = choose_settings(config, default=before)
-    if pooled_row_only is None:
-        pooled_row_only = is_pooled_row_only(transformer)
-    set_max_seq_length(transformer, max_seq_length)
-    module = set_config(transformer, chosen)
-    replace_module(modules, transformer, module)
+    default: Settings = FairConfig()
+    if isinstance(transformer, DocumentTransformer):
+        default = transformer.fair_config
+        pooled_row_only = transformer.is_pooled_row_only if pooled_row_only is None else pooled_row_only
+    module = adopt(transformer, choose_settings(config, default=default), max_seq_length=max_seq_length)
     calibrated = _assemble(FairSentenceTransformer, model, modules)
     module.look_up(calibrated)
     if pooled_row_only:
-        use_pooled_row_only(calibrated, module)
+        module.use_pooled_row_only(calibrated)
     return calibrated
 
 
@@ -91,7 +81,7 @@ def uncalibrate(model: FairSentenceTransformer) -> SentenceTransformer:
     if not isinstance(model, FairSentenceTransformer):
         raise TypeError(f"model: expected a FairSentenceTransformer, got {type(model).__name__}")
     modules = _share_modules(model)
-    cast("DocumentTransformer[Any]", find_transformer(modules.values())).release()
+    cast(DocumentTransformer, find_transformer(modules.values())).release()
     return _assemble(SentenceTransformer, model, modules)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from typing import Any, cast
 
 from sentence_transformers.base.modules import Router
@@ -66,16 +66,6 @@ def check_route(modules: Iterable[nn.Module], calibrated: nn.Module, task: str |
             "calibrated: encode documents with encode_document or task='document', and other inputs with the plain "
             "model (uncalibrate returns it)"
         )
-
-
-def replace_module(modules: MutableMapping[str, nn.Module], old: nn.Module, new: nn.Module) -> None:
-    """Puts ``new`` in the place of ``old``, in every route that contains it."""
-    for name, module in modules.items():
-        if module is old:
-            modules[name] = new
-        elif isinstance(module, Router):
-            for route in module.sub_modules.values():
-                replace_module(cast(nn.Sequential, route)._modules, old, new)
 
 
 def _route(router: Router, task: str | None, modality: Any = "text") -> str | None:

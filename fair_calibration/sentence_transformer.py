@@ -9,14 +9,7 @@ from typing import Any, cast
 
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration.adoption import (
-    find_transformer,
-    is_pooled_row_only,
-    reason,
-    set_config,
-    set_max_seq_length,
-    use_pooled_row_only,
-)
+from fair_calibration.adoption import adopt, find_transformer, why_unsupported
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentTransformer
 from fair_calibration.even_chunks.report import EvenChunksSummary
@@ -24,7 +17,7 @@ from fair_calibration.even_chunks.transformer import EvenChunksTransformer
 from fair_calibration.model_source import find_model
 from fair_calibration.query import is_query_route, task_of_call
 from fair_calibration.report import DocumentCounts, Summary
-from fair_calibration.routes import check_route, document_path, replace_module
+from fair_calibration.routes import check_route, document_path
 from fair_calibration.settings import Settings, choose_settings
 from fair_calibration.transformer import FairTransformer
 from fair_calibration.validation import validate_strength
@@ -75,13 +68,12 @@ class FairSentenceTransformer(SentenceTransformer):
         transformer = find_transformer(self)
         saved = transformer.fair_config if isinstance(transformer, DocumentTransformer) else None
         chosen = choose_settings(config, default=saved or FairConfig())
-        set_max_seq_length(transformer, max_seq_length)
         if chosen != saved:
-            module = set_config(transformer, chosen)
-            replace_module(self._modules, transformer, module)
-            module.on_model_ready(self)
+            adopt(transformer, chosen, max_seq_length=max_seq_length).on_model_ready(self)
+        elif max_seq_length is not None:
+            self.max_seq_length = max_seq_length
         if pooled_row_only:
-            use_pooled_row_only(self, self.fair)
+            self.fair.use_pooled_row_only(self)
 
     def _load_converted_modules(
         self, model_name_or_path: str, *_: Any, model_type: str | None = None, **__: Any
@@ -89,7 +81,7 @@ class FairSentenceTransformer(SentenceTransformer):
         # sentence-transformers would drop the modules after the transformer and put an untrained mean pooling there.
         raise TypeError(
             f"model_name_or_path: expected a SentenceTransformer, {model_name_or_path} is a {model_type}"
-            + reason(str(model_type))
+            + why_unsupported(str(model_type))
         )
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +123,7 @@ class FairSentenceTransformer(SentenceTransformer):
 
     def _check_output_value(self, output_value: Any) -> None:
         """Checks that there are token embeddings of documents, if they are asked for."""
-        if is_pooled_row_only(self.fair):
+        if self.fair.is_pooled_row_only:
             raise ValueError(
                 f"output_value: with pooled_row_only there is only the sentence_embedding, got {output_value!r}; "
                 "calibrate without it, or use the plain model"

@@ -23,7 +23,6 @@ from fair_calibration.access.discovery import (
 from fair_calibration.access.interface import (
     BaseImplementation,
     base_implementation,
-    handle_attention,
     register_implementations,
 )
 from fair_calibration.config import FairConfig
@@ -33,7 +32,6 @@ from fair_calibration.method.calibrated_pass import CalibratedPass
 from fair_calibration.method.last_layer import LastLayer, PooledRows, prove
 from fair_calibration.poolings import excluded_prompt, single_mode
 from fair_calibration.report import DocumentCounts, Summary
-from fair_calibration.settings import Settings
 
 
 @dataclass
@@ -41,23 +39,26 @@ class FairState(DocumentState):
     """The state of a `FairTransformer`.
 
     Attributes:
+        config: The settings as given.
         base_implementation: The attention implementation that the model was loaded with.
         discovery: How the model's attention is reached; None before the module is part of a model.
         last_layer: Set if the last layer is computed for the pooled rows alone (``pooled_row_only``).
     """
 
+    config: FairConfig
     base_implementation: BaseImplementation = "sdpa"
     discovery: Discovery | None = None
     last_layer: LastLayer | None = None
 
 
-class FairTransformer(DocumentTransformer[FairState]):
+class FairTransformer(DocumentTransformer):
     """A sentence-transformers `Transformer` that encodes documents with calibrated attention, and queries plainly."""
 
     config_class = FairConfig
+    state: FairState
 
-    def _attach(self, config: Settings) -> None:
-        self.state = FairState(cast(FairConfig, config), base_implementation=base_implementation(self))
+    def _attach(self, config: Any) -> None:
+        self.state = FairState(config, base_implementation=base_implementation(self))
 
     def release(self) -> Transformer:
         """Turns this module back into a plain `Transformer`, in place, and returns it."""
@@ -78,9 +79,6 @@ class FairTransformer(DocumentTransformer[FairState]):
 
     def use_pooled_row_only(self, model: nn.Module) -> None:
         """Computes the last layer for the pooled rows alone from now on, if that leaves these rows as they are.
-
-        Args:
-            model: The model that this module is part of.
 
         Raises:
             ValueError: Other rows are read as well, the last layer is not calibrated, or the model is not suited to it.
@@ -111,7 +109,7 @@ class FairTransformer(DocumentTransformer[FairState]):
 
     def resolved_config(self) -> FairConfig:
         """Returns the settings with nothing left on "auto", according to the model's pooling as it is now."""
-        config = cast(FairConfig, self.fair_config)
+        config = self.state.config
         return config.resolve(single_mode(self.state.followers) if config.pooling == "auto" else config.pooling)
 
     def _run_probe(self, device: torch.device) -> Probe:
@@ -126,45 +124,38 @@ class FairTransformer(DocumentTransformer[FairState]):
         result = Transformer.forward(self, features)
         return Probe(result["attention_mask"], result[self.module_output_name])
 
-    def encode_queries(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Runs the transformer as the plain model does."""
-        with handle_attention(None):
-            return super().encode_queries(features, **kwargs)
-
     def encode_documents(self, features: dict[str, Any], strength: float, **kwargs: Any) -> dict[str, Any]:
         """Runs the transformer over documents with calibrated attention, and counts them.
 
         Raises:
             ValueError: The model made other attention calls than when it was calibrated.
         """
+        if strength == 0:
+            result, counts = (
+                self.encode_queries(features, **kwargs),
+                DocumentCounts(plain=len(features["attention_mask"])),
+            )
+        else:
+            result, counts = self._encode_calibrated(features, strength, **kwargs)
+        self.counter.add(counts, max_seq_length=self.max_seq_length)
+        return result
+
+    def _encode_calibrated(
+        self, features: dict[str, Any], strength: float, **kwargs: Any
+    ) -> tuple[dict[str, Any], DocumentCounts]:
         config, discovery = self._require_ready()
-        if strength > 0 and self.model.training and getattr(self.model, "is_gradient_checkpointing", False):
+        if self.model.training and getattr(self.model, "is_gradient_checkpointing", False):
             raise ValueError(
                 "gradient checkpointing recomputes attention outside of the calibrated pass, uncalibrated; train with "
                 "model[0].model.gradient_checkpointing_disable() or strength=0"
             )
-        if strength > 0:
-            result, counts = self._forward_calibrated(features, config, discovery, strength, **kwargs)
-        else:
-            counts = DocumentCounts(plain=features["attention_mask"].shape[0])
-            with discovery.handle(None, features["attention_mask"]):
-                result = Transformer.forward(self, features, **kwargs)
-        self.counter.add(counts, max_seq_length=self.max_seq_length)
-        return result
-
-    def _forward_calibrated(
-        self, features: dict[str, Any], config: FairConfig, discovery: Discovery, strength: float, **kwargs: Any
-    ) -> tuple[dict[str, Any], DocumentCounts]:
         mask = features["attention_mask"]
         baskets = build_baskets(mask, config, prompt_length=self.excluded_prompt(features)).to(mask.device)
         counts = DocumentCounts(sum(baskets.is_calibrated), mask.shape[0] - sum(baskets.is_calibrated))
         if not counts.calibrated:
-            with discovery.handle(None, mask):
-                return Transformer.forward(self, features, **kwargs), counts
-        rows = None
+            return self.encode_queries(features, **kwargs), counts
         last_layer = self.state.last_layer
-        if last_layer is not None:
-            rows = last_layer.rows(config, self.state.followers, baskets)
+        rows = None if last_layer is None else last_layer.rows(config, self.state.followers, baskets)
         layers = frozenset(config.select_layers(len(discovery.modules)))
         calibrated_pass = CalibratedPass(layers, baskets, replace(config, strength=strength), rows)
         with discovery.handle(calibrated_pass, mask), rows or nullcontext():

@@ -1,9 +1,9 @@
-"""Reaching the attention of models that use transformers' AttentionInterface.
+"""Reaches the attention of models that use transformers' AttentionInterface.
 
-We register attention functions of our own with that interface, "fair_sdpa" and "fair_eager", and set one of them on the
-model. During a calibrated forward pass the function hands each attention call to the current handler (see
-`handle_attention`). At all other times it only calls the implementation that the model was loaded with. The attention
-of models that do not use the interface is intercepted instead (`interception`).
+Two attention functions, "fair_sdpa" and "fair_eager", are registered with that interface, and one of them is set on the
+model. During a calibrated forward pass it hands each attention call to the current handler (`handle_attention`). At all
+other times it calls the implementation that the model was loaded with. The attention of models that do not use the
+interface is intercepted instead (`interception`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _handler: ContextVar[AttentionHandler | None] = ContextVar("fair_calibration_han
 
 @contextmanager
 def handle_attention(handler: AttentionHandler | None) -> Iterator[None]:
-    """Hands the attention calls of this thread to ``handler`` while the context lasts; None leaves them plain."""
+    """A context in which ``handler`` gets the attention calls of this thread; with None they run unchanged."""
     token = _handler.set(handler)
     try:
         yield
@@ -71,7 +71,7 @@ def implementation_name(base: BaseImplementation) -> str:
 
 
 def register_implementations() -> None:
-    """Registers our attention functions with transformers. Calling it again changes nothing."""
+    """Registers our attention functions with transformers; further calls change nothing."""
     for base in BASE_IMPLEMENTATIONS:
         name = implementation_name(base)
         if name not in ALL_ATTENTION_FUNCTIONS:
