@@ -39,7 +39,8 @@ def fingerprint_weights(model: SentenceTransformer) -> str:
         for part, content in _parts(name, value, model):
             if isinstance(content, Tensor):
                 digest.update(f"{part} {content.dtype} {tuple(content.shape)}\n".encode())
-                digest.update(content.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+                values: Any = content.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+                digest.update(values)
             else:
                 digest.update(f"{part} {content}\n".encode())
     return digest.hexdigest()
@@ -70,7 +71,7 @@ def changeable_settings(model: SentenceTransformer) -> dict[str, Any]:
 
 
 def _settings(model: SentenceTransformer) -> dict[str, Any]:
-    """Returns what vectors depend on and what is cheap to read: everything but the weights and the tokenizer's state."""
+    """Returns what vectors depend on and what is cheap to read: all but the weights and the tokenizer's state."""
     return {
         "modules": [  # including those in the routes of a Router
             (name, _base_class(module), _module_config(module))

@@ -1,10 +1,10 @@
-"""Computing the last layer for the pooled rows only, since cls and last-token pooling read no other row of it.
+"""Computes the last layer for the pooled rows only, since cls and last-token pooling read no other row of it.
 
 After its last attention a transformer processes every token independently of the others. So the last attention is
-computed for one row of each sequence, and the linear layers after it, where most of the time goes, for this row too.
-What stands between them, such as residual connections and norms, still runs over all rows: the one row is broadcast to
-them, and the other rows hold meaningless numbers. Before this is used with a model, a forward pass both ways checks
-that the pooled rows come out the same.
+computed for one row of each sequence, and so are the linear layers after it, which take most of the time. The steps
+between them, such as residual connections and norms, still run over all rows: the one row is broadcast to them, and
+the other rows hold meaningless numbers. Before this is used with a model, a forward pass both ways checks that the
+pooled rows are the same.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, tor
 class PooledRows(TorchFunctionMode):
     """A context in which, after `begin`, linear layers are computed for one row per sequence only, in this thread.
 
-    Attributes:
-        pooled: int64 (B,), the row of each sequence.
-        length: L.
-        n_linear: The number of linear layers that were computed for these rows only.
+    ``pooled`` is the row of each sequence, int64 (B,), ``length`` is L, and ``n_linear`` counts the linear layers that
+    were computed for these rows only.
     """
 
     def __init__(self, pooled: Tensor, length: int) -> None:
@@ -52,7 +50,7 @@ class PooledRows(TorchFunctionMode):
         self._begun = False
 
     def begin(self) -> None:
-        """Starts cutting the linear layers: called in the last attention layer, after which only pooled rows count."""
+        """Starts computing linear layers for the pooled rows only; called in the last attention layer."""
         self._begun = True
 
     def __torch_function__(
@@ -71,7 +69,7 @@ class PooledRows(TorchFunctionMode):
         return input, weight, bias
 
     def hide_others(self, states: Tensor) -> Tensor:
-        """Returns the model's output (B, L, D) with NaN in all other rows, so that reading them is noticed."""
+        """Returns the model's output (B, L, D) with NaN in all other rows, so that it is noticed if they are read."""
         hidden = torch.full_like(states, torch.nan)
         hidden[self._sequences, self.pooled] = states[self._sequences, self.pooled]
         return hidden
@@ -79,20 +77,14 @@ class PooledRows(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class LastLayer:
-    """A model's last layer, after `prove` found that it can be computed for the pooled rows only.
+    """A model's last layer, after `prove` found that it can be computed for the pooled rows only."""
 
-    Attributes:
-        name: The name of the model in error messages.
-        n_layers: The number of its attention layers.
-        n_linear: The number of linear layers after the last attention.
-    """
-
-    name: str
-    n_layers: int
-    n_linear: int
+    name: str  # the name of the model in error messages
+    n_layers: int  # the number of its attention layers
+    n_linear: int  # the number of linear layers after the last attention
 
     def rows(self, config: FairConfig, followers: Sequence[nn.Module], baskets: Baskets) -> PooledRows | None:
-        """Returns the context in which a batch is encoded, or None to compute all rows (see `PooledRows`).
+        """Returns the context in which a batch is encoded, or None to compute all rows.
 
         Raises:
             ValueError: The settings or the modules were changed, so that other rows are read.
