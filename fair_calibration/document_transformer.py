@@ -1,6 +1,6 @@
-"""`DocumentTransformer`: what `FairTransformer` (calibrated attention) and `EvenChunksTransformer` share.
+"""`DocumentTransformer`: the base of `FairTransformer` (calibrated attention) and `EvenChunksTransformer`.
 
-They tell queries from documents, count documents, and take the place of a model's own transformer.
+Both take the place of a model's own transformer, encode queries as it does, and count documents.
 """
 
 from __future__ import annotations
@@ -39,30 +39,18 @@ class Tokenized(NamedTuple):
 
 @dataclass
 class DocumentState:
-    """What a `DocumentTransformer` has beyond a plain `Transformer`, in one object that `release` takes off again.
+    """What a `DocumentTransformer` has beyond a plain `Transformer`, in one object that `release` deletes."""
 
-    Attributes:
-        config: The settings as given.
-        counter: Counts what became of the documents.
-        followers: The modules that documents pass through after this one; not submodules of this one.
-        own_kwargs: The arguments of ``encode`` that the model itself asks for in its modules.json.
-        own_tasks: The tasks that the model's Routers know by name.
-        is_ready: Whether the module is part of a model (`DocumentTransformer.on_model_ready`).
-    """
-
-    config: Settings
+    config: Settings  # as given, with "auto" not resolved
     counter: DocumentCounter = field(default_factory=DocumentCounter)
-    followers: list[nn.Module] = field(default_factory=list)
-    own_kwargs: frozenset[str] = frozenset()
-    own_tasks: frozenset[str] = frozenset()
-    is_ready: bool = False
+    followers: list[nn.Module] = field(default_factory=list)  # the modules that documents pass through after this one
+    own_kwargs: frozenset[str] = frozenset()  # the arguments of ``encode`` that the model asks for in its modules.json
+    own_tasks: frozenset[str] = frozenset()  # the names of tasks in the model's Routers
+    is_ready: bool = False  # whether the module is part of a model (`DocumentTransformer.on_model_ready`)
 
 
 class DocumentTransformer(Transformer):
-    """A sentence-transformers `Transformer` that encodes queries plainly and documents as its subclass says.
-
-    It takes the place of a model's transformer; `calibrate` and `FairSentenceTransformer` put it there.
-    """
+    """A sentence-transformers `Transformer` that encodes queries unchanged, and documents as its subclass does."""
 
     forward_kwargs = {"task", "strength"}
     config_class: ClassVar[type[FairConfig] | type[EvenChunks]]
@@ -75,7 +63,7 @@ class DocumentTransformer(Transformer):
 
         Args:
             model_name_or_path: A Hugging Face name or a local folder.
-            fair_config: The settings, also as the dict that a saved model holds; None means the defaults.
+            fair_config: The settings, or a dict of them as saved models have it; None means the defaults.
             **kwargs: Further arguments of `Transformer`.
         """
         super().__init__(model_name_or_path, **kwargs)
@@ -100,7 +88,7 @@ class DocumentTransformer(Transformer):
         return self
 
     def _attach(self, config: Any) -> None:
-        """Gives the module the state that it has beyond a plain `Transformer`."""
+        """Sets ``self.state``."""
         raise NotImplementedError
 
     @property
@@ -158,16 +146,16 @@ class DocumentTransformer(Transformer):
         self.state.is_ready = True
 
     def prepare(self, model: nn.Module) -> None:
-        """Checks that the settings fit the model, and finds out what encoding documents needs to know about it."""
+        """Checks that the settings fit the model, and prepares for encoding its documents."""
         raise NotImplementedError
 
     def look_up(self, model: nn.Module) -> None:
-        """Looks up what the model does around this module. It is looked up at every call, as it may be changed."""
+        """Reads the parts of the model around this module that matter here, at every call, as they may be changed."""
         self.state.followers = document_path(model.children())[1:]
         self.state.own_tasks = own_tasks(model.children())
         # Models that condition on the task themselves say so in modules.json.
         module_kwargs = getattr(model, "module_kwargs", None) or {}
-        names = [name for name, module in model.named_children() if module is self]  # none inside a Router
+        names = [name for name, module in model.named_children() if module is self]  # empty inside a Router
         self.state.own_kwargs = frozenset(chain.from_iterable(module_kwargs.get(name, ()) for name in names))
 
     def preprocess(  # type: ignore[override]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 from typing import Any, cast
@@ -21,6 +20,8 @@ from fair_calibration.routes import check_route, document_path
 from fair_calibration.settings import Settings, choose_settings
 from fair_calibration.transformer import FairTransformer
 from fair_calibration.validation import validate_strength
+
+_ENCODE = inspect.signature(SentenceTransformer.encode)
 
 
 class FairSentenceTransformer(SentenceTransformer):
@@ -96,9 +97,9 @@ class FairSentenceTransformer(SentenceTransformer):
         return modules, module_kwargs
 
     def encode(self, *args: Any, **kwargs: Any) -> Any:
-        """Encodes documents with calibrated attention, and queries plainly (`fair_calibration.query`).
+        """Encodes documents with calibrated attention, and queries as the plain model does (`fair_calibration.query`).
 
-        The arguments are those of `SentenceTransformer.encode`, and ``strength``, which overrides the settings' own
+        The arguments are those of `SentenceTransformer.encode`, and ``strength``, which overrides that of the settings
         for this call.
 
         Raises:
@@ -106,8 +107,8 @@ class FairSentenceTransformer(SentenceTransformer):
         """
         if kwargs.get("strength") is not None:
             kwargs["strength"] = validate_strength(kwargs["strength"])  # here rather than in every worker process
-        # Arguments are passed on as they came: so every call that the plain model accepts is accepted here.
-        given = _encode_signature().bind_partial(self, *args, **kwargs).arguments
+        # The arguments are passed on unchanged, so that every call that the plain model accepts is accepted here.
+        given = _ENCODE.bind_partial(self, *args, **kwargs).arguments
         task = task_of_call(
             self,
             task=kwargs.get("task"),
@@ -122,7 +123,7 @@ class FairSentenceTransformer(SentenceTransformer):
         return super().encode(*args, **kwargs)
 
     def _check_output_value(self, output_value: Any) -> None:
-        """Checks that there are token embeddings of documents, if they are asked for."""
+        """Raises a ValueError if the settings leave no token embeddings of documents."""
         if self.fair.is_pooled_row_only:
             raise ValueError(
                 f"output_value: with pooled_row_only there is only the sentence_embedding, got {output_value!r}; "
@@ -179,7 +180,7 @@ class FairSentenceTransformer(SentenceTransformer):
         return self.fair.counter.counts
 
     def summary(self) -> Summary | EvenChunksSummary:
-        """Returns which layers, rows and mechanism are in use and what became of the documents; print it."""
+        """Returns how documents are encoded and how many were; print it."""
         self.fair.look_up(self)
         return self.fair.summary()
 
@@ -225,8 +226,3 @@ class _CountingQueue:
 
     def put(self, result: Any) -> None:
         self._queue.put((result, self._model.fair.counter.take()))
-
-
-@functools.cache
-def _encode_signature() -> inspect.Signature:
-    return inspect.signature(SentenceTransformer.encode)

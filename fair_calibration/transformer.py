@@ -30,25 +30,18 @@ from fair_calibration.document_transformer import DocumentState, DocumentTransfo
 from fair_calibration.method.baskets import build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
 from fair_calibration.method.last_layer import LastLayer, PooledRows, prove
-from fair_calibration.poolings import excluded_prompt, single_mode
+from fair_calibration.poolings import poolings_of, single_mode
 from fair_calibration.report import DocumentCounts, Summary
 
 
 @dataclass
 class FairState(DocumentState):
-    """The state of a `FairTransformer`.
-
-    Attributes:
-        config: The settings as given.
-        base_implementation: The attention implementation that the model was loaded with.
-        discovery: How the model's attention is reached; None before the module is part of a model.
-        last_layer: Set if the last layer is computed for the pooled rows alone (``pooled_row_only``).
-    """
+    """The state of a `FairTransformer`."""
 
     config: FairConfig
-    base_implementation: BaseImplementation = "sdpa"
-    discovery: Discovery | None = None
-    last_layer: LastLayer | None = None
+    base_implementation: BaseImplementation = "sdpa"  # the attention implementation that the model was loaded with
+    discovery: Discovery | None = None  # how its attention is reached; None before the module is part of a model
+    last_layer: LastLayer | None = None  # not None if the last layer is computed for the pooled rows alone
 
 
 class FairTransformer(DocumentTransformer):
@@ -187,8 +180,11 @@ class FairTransformer(DocumentTransformer):
         return result
 
     def excluded_prompt(self, features: dict[str, Any]) -> int:
-        """Returns the number of leading tokens, those of the prompt, that pooling leaves out."""
-        return excluded_prompt(self.state.followers, features)
+        """Returns the length of the prompt in tokens if pooling leaves the prompt out, else 0."""
+        if all(pooling.include_prompt for pooling in poolings_of(self.state.followers)):
+            return 0
+        length = features.get("prompt_length")
+        return int(length.reshape(-1)[0]) if torch.is_tensor(length) else int(length or 0)
 
     def _require_ready(self) -> tuple[FairConfig, Discovery]:
         self.check_ready()

@@ -9,7 +9,7 @@ interface is intercepted instead (`interception`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -91,39 +91,28 @@ def _attention_forward(
     **arguments: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function that transformers calls in place of ``base_name``'s."""
-    handler = _handler.get()
+    handler, plain = _handler.get(), _base_function(base_name, module)
     if handler is None:
-        return _base_function(base_name, module)(module, query, key, value, attention_mask, **arguments)
+        return plain(module, query, key, value, attention_mask, **arguments)
     if unsupported := [name for name in _UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]:
         raise ValueError(
             f"{type(module).__name__} passes {unsupported} to its attention, which calibration does not support"
         )
-    return handler.attend(read_call(base_name, module, query, key, value, attention_mask, arguments))
-
-
-def read_call(
-    base_name: BaseImplementation,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    arguments: Mapping[str, Any],
-) -> FusedCall:
-    """Returns a call of the AttentionInterface in the form that handlers take; ``mask`` is as in `AttentionBias`."""
     is_causal, scaling = arguments.get("is_causal"), arguments.get("scaling")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)  # transformers' own default
     # transformers leaves out the mask of sdpa, but never that of eager attention, where causality alone would do.
-    causal = bool(is_causal) and mask is None and query.shape[2] > 1 and base_name == "sdpa"
-    return FusedCall(
-        name=type(module).__name__,
-        query=query,
-        key=key,
-        value=value,
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        bias=AttentionBias(mask, arguments.get("position_bias"), causal),
-        run_plain=partial(_base_function(base_name, module), module, query, key, value, mask, **arguments),
+    causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1 and base_name == "sdpa"
+    return handler.attend(
+        FusedCall(
+            name=type(module).__name__,
+            query=query,
+            key=key,
+            value=value,
+            scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+            bias=AttentionBias(attention_mask, arguments.get("position_bias"), causal),
+            run_plain=partial(plain, module, query, key, value, attention_mask, **arguments),
+        )
     )
 
 

@@ -23,15 +23,10 @@ from fair_calibration.report import DocumentCounts
 
 @dataclass
 class EvenChunksState(DocumentState):
-    """The state of an `EvenChunksTransformer`.
-
-    Attributes:
-        config: The settings.
-        frames: By prompt, the number of tokens before and after the text in every input.
-    """
+    """The state of an `EvenChunksTransformer`."""
 
     config: EvenChunks
-    frames: dict[str | None, Frame] = field(default_factory=dict)
+    frames: dict[str | None, Frame] = field(default_factory=dict)  # by prompt
 
 
 class EvenChunksTransformer(DocumentTransformer):
@@ -54,11 +49,7 @@ class EvenChunksTransformer(DocumentTransformer):
         )
 
     def prepare(self, model: nn.Module) -> None:  # noqa: ARG002
-        """Checks that the model's pooling works on chunks, and that a chunk fits into the model's inputs.
-
-        Raises:
-            ValueError: It does not.
-        """
+        """Raises a ValueError if the model's pooling does not work on chunks, or a chunk does not fit into an input."""
         self._pooling()
         longest_input(self._frame(None), self.state.config, position_limit(self.model))
 
@@ -66,11 +57,10 @@ class EvenChunksTransformer(DocumentTransformer):
         return check_pooled_directly(self.state.followers, "cls", "last", "mean", setting="EvenChunks")
 
     def _frame(self, prompt: str | None, **kwargs: Any) -> Frame:
-        """Returns the number of tokens that the model puts before and after a text."""
+        """Returns the number of tokens that the model adds before and after a text."""
         frames = self.state.frames
         with tokenizer_lock:
             if prompt not in frames:
-                # The frame is what an empty text and another one have in common at both ends.
                 pair = [Transformer.preprocess(self, [text], prompt=prompt, **kwargs) for text in ("", "a")]
                 frames[prompt] = frame_of(*(p["input_ids"][0][p["attention_mask"][0] > 0].tolist() for p in pair))
         return frames[prompt]
@@ -97,7 +87,7 @@ class EvenChunksTransformer(DocumentTransformer):
         """Runs the transformer as the plain model does."""
         if "frame" not in features:
             return super().encode_queries(features, **kwargs)
-        # Only the forward pass was told that these are queries, so they are not truncated yet.
+        # They were tokenized as documents, so they are not truncated yet.
         encoder, others = self._chunk_encoder(dict(features), **kwargs)
         return self._output(encoder.encode(0.0), others)
 
@@ -121,7 +111,7 @@ class EvenChunksTransformer(DocumentTransformer):
         return self._output(vectors, others)
 
     def _chunk_encoder(self, features: dict[str, Any], **kwargs: Any) -> tuple[ChunkEncoder, dict[str, Any]]:
-        """Returns what encodes a batch of whole documents, and the features that are the same for all its chunks."""
+        """Returns the encoder of a batch of whole documents, and the features that all its chunks share."""
         frame: Frame = features.pop("frame")
         others = {
             name: value for name, value in features.items() if not torch.is_tensor(value) and name != "prompt_length"
@@ -148,7 +138,7 @@ class EvenChunksTransformer(DocumentTransformer):
         return {**others, self.module_output_name: vectors[:, None], "attention_mask": one_token}
 
     def summary(self) -> EvenChunksSummary:
-        """Returns how documents are cut and joined, and what became of them so far."""
+        """Returns how documents are cut and joined, and how many were."""
         self.check_ready()
         return EvenChunksSummary(
             model=model_name(self.model),

@@ -102,7 +102,7 @@ def _groups(baskets: Baskets, dim: int) -> list[slice]:
 
 
 def _steps(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> tuple[list[slice], list[tuple[slice, slice]]]:
-    """Cuts the work into steps that bound the memory: slices of rows, and of heads with the key-value heads they share."""
+    """Cuts the work into steps that bound the memory: slices of rows, and of heads with their key-value heads."""
     n_sequences, n_heads = query.shape[:2]
     n_kv, dim = value.shape[1], value.shape[-1]
     n_groups = n_heads // n_kv
