@@ -35,8 +35,8 @@ def calibrate(
             calibrated with before, or else the defaults.
         pooled_row_only: Whether to leave out the part of the last layer that cls and last-token pooling do not read:
             its attention and linear layers for all rows but the pooled one. Vectors are the same up to rounding, and
-            there are no token embeddings. Whether the model allows it is tested on a probe first. None means the value
-            that the model was calibrated with before, or else False.
+            there are no token embeddings. A short text is encoded first to check that the model allows it. None means
+            the value that the model was calibrated with before, or else False.
         max_seq_length: The number of tokens at which documents are truncated; None means that of the given model, whose
             own length stays as it is.
 
@@ -86,7 +86,7 @@ def uncalibrate(model: FairSentenceTransformer) -> SentenceTransformer:
 
 
 def _share_modules(model: SentenceTransformer) -> OrderedDict[str, nn.Module]:
-    """Copies a model's modules without the weights, which both share: a second model with the memory of one."""
+    """Returns copies of a model's modules that share its weights, so that two models take the memory of one."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     for module in model.modules():
         # The dicts are shared as well: casting or moving a model puts new tensors into them, which both must see.

@@ -316,7 +316,7 @@ def test_a_module_between_transformer_and_pooling_is_refused(tiny_model: TinyMod
     """Such a module reads the rows that are not computed."""
     transformer, pooling = tiny_model("bert", "cls")
     model = SentenceTransformer(modules=[transformer, Mixing(), pooling], device="cpu")  # type: ignore[list-item]
-    text = r"pooled_row_only: expected one Pooling module, right behind the transformer, got \['Mixing', 'Pooling'\]"
+    text = r"pooled_row_only: expected one Pooling module, directly after the transformer, got \['Mixing', 'Pooling'\]"
     with pytest.raises(ValueError, match=text):
         calibrate(model, CONFIG, pooled_row_only=True)
     fair = calibrate(tiny_model("bert", "cls"), CONFIG, pooled_row_only=True)
