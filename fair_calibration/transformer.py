@@ -17,6 +17,7 @@ from fair_calibration.access.discovery import (
     Discovery,
     Probe,
     discover,
+    evaluating,
     model_name,
     set_implementation,
 )
@@ -29,7 +30,11 @@ from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentState, DocumentTransformer, tokenizer_lock
 from fair_calibration.method.baskets import build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
-from fair_calibration.method.last_layer import LastLayer, PooledRows, prove
+from fair_calibration.method.last_layer import (
+    PooledRows,
+    check_only_pooled_rows_are_read,
+    compare_with_whole_layer,
+)
 from fair_calibration.poolings import poolings_of, single_mode
 from fair_calibration.report import DocumentCounts, Summary
 
@@ -41,7 +46,7 @@ class FairState(DocumentState):
     config: FairConfig
     base_implementation: BaseImplementation = "sdpa"  # the attention implementation that the model was loaded with
     discovery: Discovery | None = None  # how its attention is reached; None before the module is part of a model
-    last_layer: LastLayer | None = None  # not None if the last layer is computed for the pooled rows alone
+    n_last_linear: int | None = None  # the linear layers after the last attention, if computed for pooled rows alone
 
 
 class FairTransformer(DocumentTransformer):
@@ -77,6 +82,7 @@ class FairTransformer(DocumentTransformer):
             ValueError: Other rows are read as well, the last layer is not calibrated, or the model is not suited to it.
         """
         config, discovery = self._require_ready()
+        check_only_pooled_rows_are_read(config, self.state.followers, len(discovery.modules))
         device = getattr(model, "device", self.model.device)
         mask = self._run_probe(device).attention_mask
         # The probe has only a few tokens.
@@ -89,16 +95,15 @@ class FairTransformer(DocumentTransformer):
             with discovery.handle(calibrated_pass, mask), rows or nullcontext():
                 return self._run_probe(device).output
 
-        n_layers = len(discovery.modules)
         rows = PooledRows(baskets.pooled, mask.shape[1])
-        self.state.last_layer = prove(
-            self.model, model_name(self.model), config, self.state.followers, n_layers, rows, encode
-        )
+        with evaluating(self.model):
+            compare_with_whole_layer(model_name(self.model), rows, encode)
+        self.state.n_last_linear = rows.n_linear
 
     @property
     def is_pooled_row_only(self) -> bool:
         """Whether the last layer is computed for the pooled rows alone when documents are encoded."""
-        return self.state.last_layer is not None
+        return self.state.n_last_linear is not None
 
     def resolved_config(self) -> FairConfig:
         """Returns the settings with nothing left on "auto", according to the model's pooling as it is now."""
@@ -123,13 +128,11 @@ class FairTransformer(DocumentTransformer):
         Raises:
             ValueError: The model made other attention calls than when it was calibrated.
         """
-        if strength == 0:
-            result, counts = (
-                self.encode_queries(features, **kwargs),
-                DocumentCounts(plain=len(features["attention_mask"])),
-            )
-        else:
+        if strength > 0:
             result, counts = self._encode_calibrated(features, strength, **kwargs)
+        else:
+            result = self.encode_queries(features, **kwargs)
+            counts = DocumentCounts(plain=len(features["attention_mask"]))
         self.counter.add(counts, max_seq_length=self.max_seq_length)
         return result
 
@@ -147,8 +150,10 @@ class FairTransformer(DocumentTransformer):
         counts = DocumentCounts(sum(baskets.is_calibrated), mask.shape[0] - sum(baskets.is_calibrated))
         if not counts.calibrated:
             return self.encode_queries(features, **kwargs), counts
-        last_layer = self.state.last_layer
-        rows = None if last_layer is None else last_layer.rows(config, self.state.followers, baskets)
+        rows = None
+        if self.is_pooled_row_only and mask.shape[0] != mask.shape[1]:  # as `PooledRows` needs it
+            check_only_pooled_rows_are_read(config, self.state.followers, len(discovery.modules))
+            rows = PooledRows(baskets.pooled, mask.shape[1])
         layers = frozenset(config.select_layers(len(discovery.modules)))
         calibrated_pass = CalibratedPass(layers, baskets, replace(config, strength=strength), rows)
         with discovery.handle(calibrated_pass, mask), rows or nullcontext():
@@ -159,9 +164,23 @@ class FairTransformer(DocumentTransformer):
                 f"{len(discovery.modules)} recorded. Was its attn_implementation changed, or layers added? "
                 "Calibrate the model again"
             )
-        if last_layer is not None and rows is not None:
-            result = last_layer.without_others(rows, result, self.module_output_name)
+        if rows is not None:
+            self._check_pooled_rows(rows, result)
+            result = {**result, self.module_output_name: rows.hide_others(result[self.module_output_name])}
         return result, counts
+
+    def _check_pooled_rows(self, rows: PooledRows, result: dict[str, Any]) -> None:
+        """Raises a ValueError if the model does not run as when ``pooled_row_only`` was checked."""
+        if rows.n_linear != self.state.n_last_linear:
+            raise ValueError(
+                f"{model_name(self.model)} ran {rows.n_linear} linear layers after its last attention instead of the "
+                f"{self.state.n_last_linear} recorded. Were adapters added or removed? Calibrate the model again"
+            )
+        if "all_layer_embeddings" in result:
+            raise ValueError(
+                "output_hidden_states: with pooled_row_only most states of the last layer are not computed; calibrate "
+                "without it"
+            )
 
     def run_handled(self, features: dict[str, Any], handler: AttentionHandler) -> dict[str, Any]:
         """Runs the transformer over documents with its attention calls sent to ``handler``, and counts nothing.

@@ -165,7 +165,7 @@ class ChunkEncoder:
     def _token_units(
         self, rows: tuple[Row, ...], documents: list[int], counts: list[int]
     ) -> tuple[Tensor, Tensor, torch.dtype]:
-        """Returns the sums of the T units and the documents' means, float32 (T, D) and (B, D), and the model's dtype."""
+        """Returns the sums of the units (T, D) and the documents' means (B, D), float32, and the model's dtype."""
         first_unit = dict(zip(documents, accumulate(counts, initial=0), strict=False))
         n_units = dict(zip(documents, counts, strict=True))
         total = sum(counts)
