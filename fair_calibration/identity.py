@@ -53,7 +53,7 @@ class EncoderIdentity:
         strength: float | None = None,
         normalize: bool | None = None,
     ) -> EncoderIdentity:
-        """Returns the identity of a model as it is now. It reads all weights, which takes seconds for a billion.
+        """Returns the identity of a model as it is now. All weights are read, which takes seconds for large models.
 
         Args:
             model: A calibrated or a plain model.
@@ -121,7 +121,7 @@ class EncoderIdentity:
 
 
 def resolve_normalize(model: SentenceTransformer, normalize: bool | None) -> bool:
-    """Returns whether vectors are scaled to unit length; None means if the model's similarity is the cosine."""
+    """Returns whether vectors are scaled to unit length: as given, or if the model's similarity is the cosine."""
     return model.similarity_fn_name == "cosine" if normalize is None else bool(normalize)
 
 

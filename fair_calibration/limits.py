@@ -28,11 +28,7 @@ def position_limit(network: nn.Module) -> int | None:
 
 
 def validate_max_seq_length(value: int | None, limit: int | None) -> int | None:
-    """Returns a maximum input length in tokens that a model can take.
-
-    Args:
-        value: The length; None means no limit.
-        limit: The number of tokens for which the model has positions (`position_limit`), or None.
+    """Returns a ``max_seq_length`` for a model with positions for ``limit`` tokens; None means no limit.
 
     Raises:
         TypeError: ``value`` is not an integer.

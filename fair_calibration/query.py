@@ -1,4 +1,4 @@
-"""Decides whether a text is a query, which is encoded as by the plain model, or a document.
+"""Decides whether a text is a query, which is encoded as in the plain model, or a document.
 
 A text is a query in three cases: it is encoded with ``task="query"``, as `encode_query` does; it is encoded without a
 task, but with a prompt whose name ends in "query", which may be the model's default prompt; or the model has a `Router`

@@ -1,4 +1,4 @@
-"""The two ways to encode documents, `FairConfig` and `EvenChunks`, as one kind of settings, and the presets of both."""
+"""The settings of a model, which are a `FairConfig` or an `EvenChunks`: presets, choosing and reading them."""
 
 from __future__ import annotations
 

@@ -21,20 +21,12 @@ from fair_calibration.access.discovery import (
     model_name,
     set_implementation,
 )
-from fair_calibration.access.interface import (
-    BaseImplementation,
-    base_implementation,
-    register_implementations,
-)
+from fair_calibration.access.interface import BaseImplementation, base_implementation, register_implementations
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentState, DocumentTransformer, tokenizer_lock
 from fair_calibration.method.baskets import build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
-from fair_calibration.method.last_layer import (
-    PooledRows,
-    check_only_pooled_rows_are_read,
-    compare_with_whole_layer,
-)
+from fair_calibration.method.last_layer import PooledRows, check_only_pooled_rows_are_read, compare_with_whole_layer
 from fair_calibration.poolings import poolings_of, single_mode
 from fair_calibration.report import DocumentCounts, Summary
 
@@ -183,14 +175,10 @@ class FairTransformer(DocumentTransformer):
             )
 
     def run_handled(self, features: dict[str, Any], handler: AttentionHandler) -> dict[str, Any]:
-        """Runs the transformer over documents with its attention calls sent to ``handler``, and counts nothing.
-
-        Args:
-            features: The output of `tokenize_documents`, on the model's device.
-            handler: Receives every attention call.
+        """Runs the transformer over the output of `tokenize_documents` with its attention calls sent to ``handler``.
 
         Returns:
-            The features together with the transformer's output.
+            The features together with the transformer's output. The documents are not counted.
         """
         _, discovery = self._require_ready()
         own = {"task": "document"} if "task" in self.state.own_kwargs else {}
@@ -210,7 +198,7 @@ class FairTransformer(DocumentTransformer):
         return self.resolved_config(), cast(Discovery, self.state.discovery)
 
     def summary(self) -> Summary:
-        """Returns which layers, rows and mechanism are in use, and what became of the documents so far."""
+        """Returns which layers, rows and mechanism are in use, and how many documents were encoded."""
         config, discovery = self._require_ready()
         layers = config.select_layers(len(discovery.modules))
         return Summary(

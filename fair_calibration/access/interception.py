@@ -55,13 +55,12 @@ class Interception(TorchFunctionMode):
         hidden_below: float = -torch.inf,
         name: Callable[[], str] = lambda: "the model",
     ) -> None:
-        """Prepares the interception of one forward pass.
+        """Prepares the interception of one forward pass over a batch of shape (B, L).
 
         Args:
             handler: Takes over the calls.
-            batch_shape: (B, L) of the batch.
-            shapes: The shapes of the calls that are known to be the model's attention; None means all calls that look
-                like attention.
+            batch_shape: (B, L).
+            shapes: The shapes of the model's attention calls; None means all calls that look like attention.
             hidden_below: A key whose logit in a softmax is at most this is masked.
             name: Returns the class name of the attention module that is running.
         """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ BASE_IMPLEMENTATIONS: tuple[BaseImplementation, ...] = ("sdpa", "eager")
 # Soft-capped logits, attention sinks and unpadded batches: with these, softmax(scale * q k + bias) over (B, H, L, K) is
 # not what the model computes.
 _UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "cu_seq_lens_q")
-AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 _handler: ContextVar[AttentionHandler | None] = ContextVar("fair_calibration_handler", default=None)
@@ -116,14 +115,13 @@ def _attention_forward(
     )
 
 
-def _base_function(name: BaseImplementation, module: nn.Module) -> AttentionFunction:
+def _base_function(name: BaseImplementation, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Returns the model's own attention function."""
-    if name == "sdpa":
-        return cast(AttentionFunction, ALL_ATTENTION_FUNCTIONS["sdpa"])
-    # Every modeling file of transformers has an eager function of its own, under this name.
-    function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    function: Callable[..., tuple[Tensor, Tensor | None]] | None = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    if name == "eager":  # every modeling file of transformers has a function of its own, under this name
+        function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if function is None:
         raise ValueError(
             f"{type(module).__name__} has no eager attention function; load the model with attn_implementation='sdpa'"
         )
-    return cast(AttentionFunction, function)
+    return function

@@ -137,11 +137,13 @@ def _calibrate_block(
     n_run = len(lse)
     outputs, others_lse = _attend_others(block, visible.others)
     lse += others_lse
+    # How many keys of each basket each row sees, with the baskets of the run first.
+    sizes = [*(visible.run.size if visible.run is not None else ()), *(basket.size for basket in visible.others)]
     isolated_logits, isolated_visible = _isolated_logits(block, baskets, group, rows)
     shares = blended_shares(
         torch.stack(lse) if lse else isolated_logits[:0],
         isolated_logits,
-        _stack_sizes(visible) if lse else isolated_visible[:0].long(),
+        torch.stack(torch.broadcast_tensors(*sizes)) if lse else isolated_visible[:0].long(),  # type: ignore[no-untyped-call]
         isolated_visible,
         n_kept=baskets.n_kept,
         config=config,
@@ -237,12 +239,6 @@ def _isolated_logits(block: FusedCall, baskets: Baskets, group: slice, rows: sli
     if added is not None:
         logits = logits + added
     return torch.where(visible, logits, MASKED).movedim(-1, 0), visible.movedim(-1, 0)
-
-
-def _stack_sizes(visible: VisibleBaskets) -> Tensor:
-    """Returns how many keys of each basket each row sees, with the baskets of the run first."""
-    sizes = [*(visible.run.size if visible.run is not None else ()), *(basket.size for basket in visible.others)]
-    return torch.stack(torch.broadcast_tensors(*sizes))  # type: ignore[no-untyped-call]
 
 
 def _lay_out(tensor: Tensor, n_spare: int) -> Tensor:

@@ -22,12 +22,7 @@ _LEAST_MASS = 1e-20  # the least mass of a basket whose weights are as exact in 
 
 
 def calibrate_weights(
-    weights: Tensor,
-    logits: Tensor,
-    baskets: Baskets,
-    *,
-    hidden_below: float,
-    config: FairConfig,
+    weights: Tensor, logits: Tensor, baskets: Baskets, *, hidden_below: float, config: FairConfig
 ) -> None:
     """Overwrites the weights of calibrated rows in every calibrated sequence.
 
@@ -78,12 +73,7 @@ def _gathered_rows(logits: Tensor, baskets: Baskets, hidden_below: float, config
 
 
 def _calibrate_block(
-    weights: Tensor,
-    logits: Tensor,
-    baskets: Baskets,
-    sequence: int,
-    hidden_below: float,
-    config: FairConfig,
+    weights: Tensor, logits: Tensor, baskets: Baskets, sequence: int, hidden_below: float, config: FairConfig
 ) -> None:
     """Overwrites some rows of one sequence, whose content tokens are consecutive.
 

@@ -50,14 +50,7 @@ def find_visible_baskets(
 
     On CPUs, baskets that no row sees are left out, rows that see nothing of a basket are cut off, and baskets that can
     be computed together are joined into a run. On other devices all baskets and rows are returned, without a run:
-    reading the values of the masks would have to wait for the device.
-
-    Args:
-        bias: The masks and biases of the call, or of some of its heads.
-        baskets: The roles of the tokens.
-        group: Which b sequences.
-        rows: Which l rows.
-        device: The device on which the attention runs.
+    reading the values of the masks would have to wait for the device. ``bias`` may be that of some heads only.
     """
     found = []
     every = slice(0, rows.stop - rows.start)
