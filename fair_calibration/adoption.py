@@ -56,8 +56,11 @@ def adopt(
     Raises:
         ValueError: The model has fewer positions than ``max_seq_length``.
     """
-    kind = EvenChunksTransformer if isinstance(config, EvenChunks) else FairTransformer
-    module = kind.adopt(transformer, config)
+    if isinstance(transformer, DocumentTransformer):
+        transformer.release()
+    transformer.__class__ = EvenChunksTransformer if isinstance(config, EvenChunks) else FairTransformer
+    module = cast("FairTransformer | EvenChunksTransformer", transformer)
+    module.attach(config)
     if max_seq_length is not None:
         module.max_seq_length = max_seq_length
     return module

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple
 
 from sentence_transformers.base.modules import Transformer
 from torch import nn
@@ -69,17 +69,7 @@ class DocumentTransformer(Transformer):
         super().__init__(model_name_or_path, **kwargs)
         if fair_config is None or isinstance(fair_config, Mapping):
             fair_config = self.config_class.from_dict(fair_config or {})
-        self._attach(fair_config)
-
-    @classmethod
-    def adopt(cls, transformer: Transformer, config: Settings) -> Self:
-        """Turns a loaded `Transformer` into a module of this class with these settings, in place, and returns it."""
-        if isinstance(transformer, DocumentTransformer):
-            transformer.release()
-        transformer.__class__ = cls
-        adopted = cast(Self, transformer)
-        adopted._attach(config)
-        return adopted
+        self.attach(fair_config)
 
     def release(self) -> Transformer:
         """Turns this module back into a plain `Transformer`, in place, and returns it."""
@@ -87,8 +77,8 @@ class DocumentTransformer(Transformer):
         self.__class__ = Transformer
         return self
 
-    def _attach(self, config: Any) -> None:
-        """Sets ``self.state``."""
+    def attach(self, config: Any) -> None:
+        """Gives the module, whose class was set to this one, a new ``state`` with these settings."""
         raise NotImplementedError
 
     @property

@@ -47,7 +47,8 @@ class FairTransformer(DocumentTransformer):
     config_class = FairConfig
     state: FairState
 
-    def _attach(self, config: Any) -> None:
+    def attach(self, config: Any) -> None:
+        """Gives the module a new ``state`` with these settings."""
         self.state = FairState(config, base_implementation=base_implementation(self))
 
     def release(self) -> Transformer:

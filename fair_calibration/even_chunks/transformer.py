@@ -38,7 +38,8 @@ class EvenChunksTransformer(DocumentTransformer):
     config_class = EvenChunks
     state: EvenChunksState
 
-    def _attach(self, config: Any) -> None:
+    def attach(self, config: Any) -> None:
+        """Gives the module a new ``state`` with these settings."""
         self.state = EvenChunksState(config)
 
     def use_pooled_row_only(self, model: nn.Module) -> None:  # noqa: ARG002

@@ -32,13 +32,11 @@ class CalibratedPass:
     _biases: deque[AttentionBias] = field(default_factory=lambda: deque(maxlen=_N_CACHED_MASKS))
 
     def _next_is_calibrated(self) -> bool:
-        """Counts one more call and returns whether it is to be calibrated."""
+        """Counts one more call and returns whether it is to be calibrated; the last such call begins ``rows``."""
+        if self.rows is not None and self.n_calls == max(self.layers):
+            self.rows.has_begun = True
         self.n_calls += 1
         return self.n_calls - 1 in self.layers
-
-    def _rows_from_here(self) -> PooledRows | None:
-        """Returns ``rows`` if the current call is that of the last calibrated layer."""
-        return self.rows if self.n_calls - 1 == max(self.layers) else None
 
     def _with_cache(self, bias: AttentionBias) -> AttentionBias:
         """Returns the `AttentionBias` of an earlier layer with the same masks, if any, for its cached results."""
@@ -66,8 +64,6 @@ class CalibratedPass:
                     hidden_below=call.hidden_below,
                     config=self.config,
                 )
-            if (rows := self._rows_from_here()) is not None:
-                rows.begin()
         return weights
 
     def attend(self, call: FusedCall) -> tuple[Tensor, Tensor | None]:
@@ -88,7 +84,7 @@ class CalibratedPass:
                 f"but the batch has {length} tokens: this attention cannot be calibrated"
             )
         every_row, every_sequence = self.config.pooling == "mean", all(self.baskets.is_calibrated)
-        if every_sequence and (every_row or self._rows_from_here() is not None):
+        if every_sequence and (every_row or (self.rows is not None and self.rows.has_begun)):
             # The plain attention need not run, since all rows that are read later are overwritten. Rows of padding are
             # zeros, because uninitialized memory may hold NaN.
             padded = not every_row or any(valid != (0, length) for valid in self.baskets.valid)
@@ -102,6 +98,4 @@ class CalibratedPass:
         # Autocast would run the matrix products of the calibration in half precision; they need float32.
         with torch.autocast(call.query.device.type, enabled=False):
             (calibrate_all_rows if every_row else calibrate_pooled_row)(output, call, self.baskets, self.config)
-        if not every_row and (rows := self._rows_from_here()) is not None:
-            rows.begin()
         return output, None  # the weights of eager attention would be the plain ones

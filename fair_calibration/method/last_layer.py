@@ -25,7 +25,7 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, tor
 
 
 class PooledRows(TorchFunctionMode):
-    """A context in which, after `begin`, linear layers are computed for one row per sequence only, in this thread.
+    """A context in which, once ``has_begun`` is True, linear layers are computed for one row per sequence only.
 
     ``pooled`` is the row of each sequence, int64 (B,), and ``length`` is L. B and L have to differ, because otherwise
     (B, L) could not be distinguished from (L, B). ``n_linear`` counts the linear layers computed for these rows only.
@@ -37,18 +37,14 @@ class PooledRows(TorchFunctionMode):
         self.length = length
         self.n_linear = 0
         self._sequences = torch.arange(len(pooled), device=pooled.device)
-        self._begun = False
-
-    def begin(self) -> None:
-        """Starts computing linear layers for the pooled rows only; called in the last attention layer."""
-        self._begun = True
+        self.has_begun = False  # becomes True in the last attention layer
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Runs one of torch's functions, a linear layer for the pooled rows only."""
         kwargs = kwargs or {}
-        if self._begun and func is nn.functional.linear:
+        if self.has_begun and func is nn.functional.linear:
             args, kwargs = self._cut(*args, **kwargs), {}
         return func(*args, **kwargs)
 
