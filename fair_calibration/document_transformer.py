@@ -101,7 +101,7 @@ class DocumentTransformer(Transformer):
 
     @property
     def counter(self) -> DocumentCounter:
-        """Counts what became of the documents so far."""
+        """Counts the documents encoded so far."""
         return self.state.counter
 
     @property

@@ -101,8 +101,8 @@ def settings_from_text(text: str) -> Settings:
         values = json.loads(text)
     except (RecursionError, ValueError) as error:
         raise ValueError(
-            f"config: expected the name of a preset, one of {sorted(PRESETS)}, or JSON as FairConfig.to_json writes, "
-            f"got {text[:60]!r} ({error})"
+            f"config: expected the name of a preset, one of {sorted(PRESETS)}, or settings in JSON "
+            f"(FairConfig.to_json), got {text[:60]!r} ({error})"
         ) from error
     return settings_from_dict(values)
 

@@ -135,8 +135,8 @@ class FairTransformer(DocumentTransformer):
         config, discovery = self._require_ready()
         if self.model.training and getattr(self.model, "is_gradient_checkpointing", False):
             raise ValueError(
-                "gradient checkpointing recomputes attention outside of the calibrated pass, uncalibrated; train with "
-                "model[0].model.gradient_checkpointing_disable() or strength=0"
+                "gradient checkpointing computes attention again in the backward pass, where it is not calibrated; "
+                "train with model[0].model.gradient_checkpointing_disable() or strength=0"
             )
         mask = features["attention_mask"]
         baskets = build_baskets(mask, config, prompt_length=self.excluded_prompt(features)).to(mask.device)

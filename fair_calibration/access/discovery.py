@@ -103,7 +103,7 @@ def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Calla
             recorded = run_probe()
         if routed.modules and len(routed.modules) == (n_layers or len(routed.modules)):
             if not torch.equal(plain.output, recorded.output):
-                raise ValueError(f"{name} computes something else when its attention is routed through ours")
+                raise ValueError(f"{name} computes something else when its attention is routed through our function")
             return Discovery(f"transformers AttentionInterface, on top of {base}", tuple(routed.modules))
         set_implementation(model, base)
 
@@ -123,7 +123,7 @@ def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Calla
     if interception.attention.keys() & interception.others.keys():
         raise ValueError(
             f"{name} attends not only over the batch's tokens but, with as many heads, over something else as well: "
-            "its attention cannot be told apart, and the model cannot be calibrated"
+            "which of these calls to calibrate cannot be determined, so the model cannot be calibrated"
         )
     if intercepted.doubts:
         raise ValueError(intercepted.doubts[0])
