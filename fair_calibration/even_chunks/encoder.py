@@ -86,7 +86,7 @@ class ChunkEncoder:
                 f"features: {unknown} cannot be cut into chunks, only {sorted(_TOKEN_FEATURES)} can; use a FairConfig"
             )
         self._tensors = tensors
-        self._prompt = {name: features[name] for name in ("prompt_length",) if name in features}
+        self._prompt = {"prompt_length": features["prompt_length"]} if "prompt_length" in features else {}
         self._frame, self._config, self._run, self._pooling = frame, config, run, pooling
         self._pad_id = getattr(tokenizer, "pad_token_id", None) or 0
         self._cuts_start = getattr(tokenizer, "truncation_side", "right") == "left"
@@ -169,7 +169,7 @@ class ChunkEncoder:
         first_unit = dict(zip(documents, accumulate(counts, initial=0), strict=False))
         n_units = dict(zip(documents, counts, strict=True))
         total = sum(counts)
-        sums: Tensor | None = None
+        sums = torch.empty(0)
         for indices, embeddings, _ in self._passes(rows):
             unit = torch.full(embeddings.shape[:2], total)
             for place, i in enumerate(indices):
@@ -177,11 +177,9 @@ class ChunkEncoder:
                 tokens = torch.arange(first, stop) * n_units[document] // self._n_content[document]
                 unit[place, self._frame.prefix : self._frame.prefix + stop - first] = tokens + first_unit[document]
             states = embeddings.float().flatten(0, 1)
-            sums = states.new_zeros(total + 1, states.shape[1]) if sums is None else sums
+            sums = sums if len(sums) else states.new_zeros(total + 1, states.shape[1])
             sums = sums.index_add(0, unit.flatten().to(states.device), states)
             dtype = embeddings.dtype
-        if sums is None:
-            raise ValueError("documents: expected at least one that is cut into chunks")
         sums = sums[:total]
         lengths = torch.tensor([self._n_content[i] for i in documents], device=sums.device)
         means = torch.stack([part.sum(0) for part in torch.split(sums, counts)]) / lengths[:, None]
