@@ -109,12 +109,8 @@ class FairSentenceTransformer(SentenceTransformer):
             kwargs["strength"] = validate_strength(kwargs["strength"])  # here rather than in every worker process
         # The arguments are passed on unchanged, so that every call that the plain model accepts is accepted here.
         given = _ENCODE.bind_partial(self, *args, **kwargs).arguments
-        task = task_of_call(
-            self,
-            task=kwargs.get("task"),
-            prompt_name=cast("str | None", given.get("prompt_name")),
-            prompt=cast("str | None", given.get("prompt")),
-        )
+        prompt_name, prompt = given.get("prompt_name"), given.get("prompt")
+        task = task_of_call(self, task=kwargs.get("task"), prompt_name=prompt_name, prompt=prompt)
         if task is not None:
             kwargs["task"] = task
         output_value = given.get("output_value", "sentence_embedding")
