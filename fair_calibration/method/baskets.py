@@ -93,13 +93,10 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
     slots[sequence, slot] = position
     filled[sequence, slot] = True
 
-    isolated = torch.zeros(n_sequences, len(outside), dtype=torch.int64)
-    isolated_filled = torch.zeros(n_sequences, len(outside), dtype=torch.bool)
+    stacked = torch.stack(outside, dim=1) if outside else valid.new_zeros(n_sequences, 0, length)  # (B, I, K)
     segment = torch.full((n_sequences, length), n_baskets + len(outside), dtype=torch.int64)
     segment[sequence, position] = slot // size
     for i, mask in enumerate(outside):
-        isolated[:, i] = mask.to(torch.uint8).argmax(1)
-        isolated_filled[:, i] = mask.any(1)
         segment[mask] = n_baskets + i
 
     valid_ranges, content_ranges = _ranges(valid), _ranges(content)
@@ -108,8 +105,8 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
     return Baskets(
         slots=slots,
         filled=filled,
-        isolated=isolated,
-        isolated_filled=isolated_filled,
+        isolated=stacked.to(torch.uint8).argmax(-1),
+        isolated_filled=stacked.any(-1),
         n_kept=prompt_length,
         segment_of_key=segment,
         pooled=is_bos.to(torch.uint8).argmax(1) if config.pooling == "cls" else last,
