@@ -83,7 +83,7 @@ def _settings(model: SentenceTransformer) -> dict[str, Any]:
         "adapters": [str(module.active_adapters) for module in model.modules() if hasattr(module, "lora_A")],
         "prompts": dict(model.prompts),
         "default_prompt_name": model.default_prompt_name,
-        "similarity": model.similarity_fn_name,
+        "similarity_fn_name": model.similarity_fn_name,
         "truncate_dim": model.truncate_dim,
         "max_seq_length": model.max_seq_length,
     }

@@ -82,7 +82,7 @@ class EncoderIdentity:
             max_seq_length=facts["max_seq_length"],
             truncate_dim=facts["truncate_dim"],
             normalize=resolve_normalize(model, normalize),
-            similarity=str(facts["similarity"]),
+            similarity=str(facts["similarity_fn_name"]),
             document_prompt=document_prompt(model),
             query_prompt=query_prompt(model),
             fair_config=None if config is None else config.to_dict(),
