@@ -37,13 +37,13 @@ Each family is tested as a tiny model with random weights (3 layers, of which th
 32), on documents of 5 to 40 words, with [baskets](glossary.md#basket) of 8 tokens and strength 0.5. For each pooling
 and side of padding, the tests check that
 
-- embeddings equal those of the model's own attention with the weights of `fair_calibration.method.reference`. The
+- embeddings equal those that the model computes with the attention weights of `fair_calibration.method.reference`. The
   column "off by" has the largest difference, relative to the largest value of the embeddings, in float32 on a CPU;
-- strength 0 and queries are the plain model's, to the bit, and documents are not;
-- a document's embedding depends neither on the batch nor on its order and padding (of ConvBERT, whose convolutions read
-  the padding, the plain one does, so that is left out).
+- queries, and documents at strength 0, have the embeddings of the plain model, bit for bit, and other documents do not;
+- a document's embedding depends neither on the batch nor on its order and padding (except for ConvBERT, whose
+  convolutions read the padding in the plain model as well).
 
-The same family with another attention (windows, bidirectional, ALiBi) is a row of its own. Half precision, float64 and
+A family with another kind of attention (windows, bidirectional, ALiBi) has a separate row. Half precision, float64 and
 autocast are tested with 9 of the cases, and calibration on top of `eager` attention with 9.
 """
 REFUSED_HEAD = """

@@ -1,4 +1,4 @@
-"""Attention calibration for dense document encoders: documents are found by what stands late in them as well."""
+"""Attention calibration for dense document encoders, so that documents are also found by what stands late in them."""
 
 from importlib.metadata import version
 

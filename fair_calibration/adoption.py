@@ -1,23 +1,20 @@
-"""Finds the transformer module in a model that encodes documents, and gives it settings."""
+"""Finds the transformer that a model's documents pass through, or says why a model has none to calibrate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import cast
 
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from torch import nn
 
+from fair_calibration.document_transformer import DocumentTransformer
 from fair_calibration.even_chunks.config import EvenChunks
 from fair_calibration.even_chunks.transformer import EvenChunksTransformer
-from fair_calibration.limits import position_limit, validate_max_seq_length
 from fair_calibration.routes import document_path
 from fair_calibration.settings import Settings
 from fair_calibration.transformer import FairTransformer
 
-# Exactly these classes: calibration would lose what a subclass adds.
-_TRANSFORMERS = (Transformer, FairTransformer, EvenChunksTransformer)
 _LATE_INTERACTION = "a late-interaction model keeps one vector per token, so it has no pooled token to calibrate"
 _UNPOOLED = {
     "MultiVectorEncoder": _LATE_INTERACTION,
@@ -31,11 +28,12 @@ def find_transformer(modules: Iterable[nn.Module]) -> Transformer:
     """Returns the transformer that documents pass through.
 
     Raises:
-        TypeError: Their first module is not a transformer, or they pass through two.
+        TypeError: The first module that documents pass through is not a transformer, or they pass through two.
     """
     modules = list(modules)
     path = document_path(modules)
-    if not path or type(path[0]) not in _TRANSFORMERS:
+    # Other subclasses of Transformer are refused: calibration would lose what they add.
+    if not path or not (type(path[0]) is Transformer or isinstance(path[0], DocumentTransformer)):
         where = "the first module that its Router has for documents" if path[:1] != modules[:1] else "its first module"
         got = f"{type(path[0]).__module__}.{type(path[0]).__name__}" if path else "no module"
         raise TypeError(
@@ -50,41 +48,24 @@ def find_transformer(modules: Iterable[nn.Module]) -> Transformer:
     return cast(Transformer, path[0])
 
 
-def reason(*names: str) -> str:
-    """Returns why a kind of model cannot be calibrated, by the names of its class and base classes, or ""."""
+def adopt(
+    transformer: Transformer, config: Settings, *, max_seq_length: int | None = None
+) -> FairTransformer | EvenChunksTransformer:
+    """Turns a transformer module, in place, into one that encodes documents with these settings, and returns it.
+
+    Raises:
+        ValueError: The model has fewer positions than ``max_seq_length``.
+    """
+    if isinstance(transformer, DocumentTransformer):
+        transformer.release()
+    transformer.__class__ = EvenChunksTransformer if isinstance(config, EvenChunks) else FairTransformer
+    module = cast("FairTransformer | EvenChunksTransformer", transformer)
+    module.attach(config)
+    if max_seq_length is not None:
+        module.max_seq_length = max_seq_length
+    return module
+
+
+def why_unsupported(*names: str) -> str:
+    """Returns why a kind of model cannot be calibrated, given the names of its class and base classes, or ""."""
     return next((f": {_UNPOOLED[name]}" for name in names if name in _UNPOOLED), "")
-
-
-def set_config(transformer: Transformer, config: Settings) -> FairTransformer | EvenChunksTransformer:
-    """Turns a transformer module, in place, into one that encodes documents with these settings."""
-    kind = EvenChunksTransformer if isinstance(config, EvenChunks) else FairTransformer
-    return kind.adopt(transformer, config)
-
-
-def set_max_seq_length(transformer: Transformer, value: int | None) -> None:
-    """Sets the number of tokens at which documents are truncated, unless ``value`` is None.
-
-    Raises:
-        ValueError: The model has fewer positions.
-    """
-    if value is not None:
-        transformer.max_seq_length = validate_max_seq_length(value, position_limit(transformer.model))
-
-
-def is_pooled_row_only(module: nn.Module) -> bool:
-    """Returns whether a module computes its last layer for the pooled rows alone."""
-    return isinstance(module, FairTransformer) and module.is_pooled_row_only
-
-
-def use_pooled_row_only(model: SentenceTransformer, module: nn.Module) -> None:
-    """Computes the last layer of a model's transformer for the pooled rows alone from now on.
-
-    Raises:
-        ValueError: The settings are `EvenChunks`, or the model is not suited to it.
-    """
-    if not isinstance(module, FairTransformer):
-        raise ValueError(
-            "pooled_row_only: expected False with EvenChunks, whose chunks the plain model encodes in full, got True; "
-            "set pooled_row_only=False, or calibrate with a FairConfig"
-        )
-    module.use_pooled_row_only(model)

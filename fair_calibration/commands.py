@@ -1,9 +1,9 @@
 """The command line: ``fair-calibration COMMAND``, also ``python -m fair_calibration COMMAND``.
 
-Packages add their commands as entry points of the group ``fair_calibration.commands``, each the path of a tuple of
-`Command`. Such a module imports only the standard library and this module at its top, and everything else inside
-``run``: so ``--help`` works wherever the core is installed, and a command whose packages are missing says which extra
-to install.
+Packages add commands as entry points of the group ``fair_calibration.commands``, each of which names a tuple of
+`Command`. Their modules import only the standard library and this module at the top, and everything else inside
+``run``. So ``--help`` works wherever the core is installed, and a command whose packages are missing names the extra to
+install.
 """
 
 from __future__ import annotations
@@ -23,28 +23,19 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line.
-
-    Attributes:
-        name: What the user types.
-        help: One line that says what the command does.
-        extra: The extra of the distribution with the packages that it needs, such as "evaluation".
-        add_arguments: Adds the command's arguments to its parser.
-        run: Runs the command with the parsed arguments; returns the exit status, None for 0.
-    """
+    """A command of the command line."""
 
     name: str
-    help: str
-    extra: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]
+    help: str  # one line that says what the command does
+    extra: str  # the extra of the distribution with the packages that it needs, such as "evaluation"
+    add_arguments: Callable[[argparse.ArgumentParser], None]  # adds the command's arguments to its parser
+    run: Callable[[argparse.Namespace], int | None]  # returns the exit status; None means 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status; an error is one line and status 2, Ctrl-C is status 130.
+    """Runs a command, by default that of ``sys.argv``, and returns its exit status.
 
-    Args:
-        arguments: The command and its arguments; None means those of the process.
+    Errors are printed as one line, with status 2; after Ctrl-C the status is 130.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     args = build_parser().parse_args(arguments)
@@ -77,7 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in find_commands():
-        subparser = commands.add_parser(command.name, help=command.help, description=f"{_sentence(command.help)}.")
+        description = f"{command.help[:1].upper()}{command.help[1:]}."
+        subparser = commands.add_parser(command.name, help=command.help, description=description)
         command.add_arguments(subparser)
         subparser.set_defaults(command=command)
     return parser
@@ -90,7 +82,7 @@ def find_commands() -> list[Command]:
 
 
 def positive_int(text: str) -> int:
-    """Reads an argument that is an integer of at least 1; use it as the ``type`` of such an argument."""
+    """Converts an argument that has to be an integer of at least 1; for the ``type`` of `add_argument`."""
     try:
         value = int(text)
     except ValueError:
@@ -101,7 +93,7 @@ def positive_int(text: str) -> int:
 
 
 def strength(text: str) -> float:
-    """Reads an argument that is a number from 0 to 1; use it as the ``type`` of such an argument."""
+    """Converts an argument that has to be a number from 0 to 1; for the ``type`` of `add_argument`."""
     try:
         value = float(text)
     except ValueError:
@@ -111,12 +103,8 @@ def strength(text: str) -> float:
     return value
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _message(error: BaseException) -> str:
-    """Returns an error's message and notes as one line, and its class where it has no message."""
+    """Returns an error's message and notes as one line; without a message, the name of its class."""
     text = str(error) or type(error).__name__
     return " ".join(" ".join([text, *_notes(error)]).split())
 

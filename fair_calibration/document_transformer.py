@@ -1,6 +1,6 @@
-"""`DocumentTransformer`: what `FairTransformer` (calibrated attention) and `EvenChunksTransformer` share.
+"""`DocumentTransformer`: the base of `FairTransformer` (calibrated attention) and `EvenChunksTransformer`.
 
-They tell queries from documents, count documents, and take the place of a model's own transformer.
+Both take the place of a model's own transformer, encode queries as it does, and count documents.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple
 
 from sentence_transformers.base.modules import Transformer
 from torch import nn
 
+from fair_calibration.access.interface import handle_attention
 from fair_calibration.config import FairConfig
 from fair_calibration.even_chunks.config import EvenChunks
 from fair_calibration.limits import NO_LIMIT, position_limit, validate_max_seq_length
@@ -25,7 +26,6 @@ from fair_calibration.texts import tokenizer_lock
 from fair_calibration.validation import validate_strength
 
 logger = logging.getLogger("fair_calibration")
-StateT = TypeVar("StateT", bound="DocumentState")
 
 
 class Tokenized(NamedTuple):
@@ -37,34 +37,22 @@ class Tokenized(NamedTuple):
 
 @dataclass
 class DocumentState:
-    """What a `DocumentTransformer` has beyond a plain `Transformer`, in one object that `release` takes off again.
+    """What a `DocumentTransformer` has beyond a plain `Transformer`, in one object that `release` deletes."""
 
-    Attributes:
-        config: The settings as given.
-        counter: Counts what became of the documents.
-        followers: The modules that documents pass through after this one; not submodules of this one.
-        own_kwargs: The arguments of ``encode`` that the model itself asks for in its modules.json.
-        own_tasks: The tasks that the model's Routers know by name.
-        is_ready: Whether the module is part of a model (`DocumentTransformer.on_model_ready`).
-    """
-
-    config: Settings
+    config: Settings  # as given, with "auto" not resolved
     counter: DocumentCounter = field(default_factory=DocumentCounter)
-    followers: list[nn.Module] = field(default_factory=list)
-    own_kwargs: frozenset[str] = frozenset()
-    own_tasks: frozenset[str] = frozenset()
-    is_ready: bool = False
+    followers: list[nn.Module] = field(default_factory=list)  # the modules that documents pass through after this one
+    own_kwargs: frozenset[str] = frozenset()  # the arguments of ``encode`` that the model asks for in its modules.json
+    own_tasks: frozenset[str] = frozenset()  # the names of tasks in the model's Routers
+    is_ready: bool = False  # whether the module is part of a model (`DocumentTransformer.on_model_ready`)
 
 
-class DocumentTransformer(Transformer, Generic[StateT]):
-    """A sentence-transformers `Transformer` that encodes queries plainly and documents as its subclass says.
-
-    It takes the place of a model's transformer; `calibrate` and `FairSentenceTransformer` put it there.
-    """
+class DocumentTransformer(Transformer):
+    """A sentence-transformers `Transformer` that encodes queries unchanged, and documents as its subclass does."""
 
     forward_kwargs = {"task", "strength"}
     config_class: ClassVar[type[FairConfig] | type[EvenChunks]]
-    state: StateT
+    state: DocumentState
 
     def __init__(
         self, model_name_or_path: str, *, fair_config: Settings | Mapping[str, Any] | None = None, **kwargs: Any
@@ -73,23 +61,13 @@ class DocumentTransformer(Transformer, Generic[StateT]):
 
         Args:
             model_name_or_path: A Hugging Face name or a local folder.
-            fair_config: The settings, also as the dict that a saved model holds; None means the defaults.
+            fair_config: The settings, or a dict of them as saved models have it; None means the defaults.
             **kwargs: Further arguments of `Transformer`.
         """
         super().__init__(model_name_or_path, **kwargs)
         if fair_config is None or isinstance(fair_config, Mapping):
             fair_config = self.config_class.from_dict(fair_config or {})
-        self._attach(fair_config)
-
-    @classmethod
-    def adopt(cls, transformer: Transformer, config: Settings) -> Self:
-        """Turns a loaded `Transformer` into a module of this class with these settings, in place, and returns it."""
-        if isinstance(transformer, DocumentTransformer):
-            transformer.release()
-        transformer.__class__ = cls
-        adopted = cast(Self, transformer)
-        adopted._attach(config)
-        return adopted
+        self.attach(fair_config)
 
     def release(self) -> Transformer:
         """Turns this module back into a plain `Transformer`, in place, and returns it."""
@@ -97,8 +75,21 @@ class DocumentTransformer(Transformer, Generic[StateT]):
         self.__class__ = Transformer
         return self
 
-    def _attach(self, config: Settings) -> None:
-        """Gives the module the state that it has beyond a plain `Transformer`."""
+    def attach(self, config: Any) -> None:
+        """Gives the module, whose class was set to this one, a new ``state`` with these settings."""
+        raise NotImplementedError
+
+    @property
+    def is_pooled_row_only(self) -> bool:
+        """Whether the last layer is computed for the pooled rows alone when documents are encoded."""
+        return False
+
+    def use_pooled_row_only(self, model: nn.Module) -> None:
+        """Computes the last layer of ``model`` for the pooled rows alone from now on.
+
+        Raises:
+            ValueError: The model or the settings are not suited to it.
+        """
         raise NotImplementedError
 
     @property
@@ -108,7 +99,7 @@ class DocumentTransformer(Transformer, Generic[StateT]):
 
     @property
     def counter(self) -> DocumentCounter:
-        """Counts what became of the documents so far."""
+        """Counts the documents encoded so far."""
         return self.state.counter
 
     @property
@@ -143,16 +134,16 @@ class DocumentTransformer(Transformer, Generic[StateT]):
         self.state.is_ready = True
 
     def prepare(self, model: nn.Module) -> None:
-        """Checks that the settings fit the model, and finds out what encoding documents needs to know about it."""
+        """Checks that the settings fit the model, and prepares for encoding its documents."""
         raise NotImplementedError
 
     def look_up(self, model: nn.Module) -> None:
-        """Looks up what the model does around this module. It is looked up at every call, as it may be changed."""
+        """Reads the parts of the model around this module that matter here, at every call, as they may be changed."""
         self.state.followers = document_path(model.children())[1:]
         self.state.own_tasks = own_tasks(model.children())
         # Models that condition on the task themselves say so in modules.json.
         module_kwargs = getattr(model, "module_kwargs", None) or {}
-        names = [name for name, module in model.named_children() if module is self]  # none inside a Router
+        names = [name for name, module in model.named_children() if module is self]  # empty inside a Router
         self.state.own_kwargs = frozenset(chain.from_iterable(module_kwargs.get(name, ()) for name in names))
 
     def preprocess(  # type: ignore[override]
@@ -218,7 +209,8 @@ class DocumentTransformer(Transformer, Generic[StateT]):
 
     def encode_queries(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Runs the transformer as the plain model does."""
-        return super().forward(features, **kwargs)
+        with handle_attention(None):  # the weights may be shared with another calibrated model
+            return super().forward(features, **kwargs)
 
     def encode_documents(self, features: dict[str, Any], strength: float, **kwargs: Any) -> dict[str, Any]:
         """Runs the transformer over documents at a strength, and counts them."""

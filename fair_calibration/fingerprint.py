@@ -1,7 +1,7 @@
-"""What a model computes with: hashes of its weights, the settings that its vectors depend on, and what may change.
+"""What a model's vectors depend on: its weights as a hash, and its modules, tokenizer, prompts and dimensions.
 
-The weights are whatever the modules' ``state_dict`` holds: plain tensors, but also quantized, sparse, packed or
-offloaded ones, tuples and numbers. All of them are taken apart into plain tensors and texts (`_parts`).
+A ``state_dict`` holds not only plain tensors, but also quantized, sparse, packed or offloaded ones, tuples and numbers.
+`_parts` turns all of them into plain tensors and texts.
 """
 
 from __future__ import annotations
@@ -28,56 +28,40 @@ def fingerprint_model(model: SentenceTransformer) -> str:
     Raises:
         ValueError: The model holds a value that cannot be identified, or weights that were offloaded out of reach.
     """
-    digest = hashlib.blake2b(digest_size=8)
-    _add_weights(digest, model)
-    digest.update(json.dumps(model_facts(model), sort_keys=True, default=str).encode())
-    return digest.hexdigest()
+    text = json.dumps([fingerprint_weights(model), model_facts(model)], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def fingerprint_weights(model: SentenceTransformer) -> str:
     """Returns a hash of the weights alone: names, types, shapes and values. It raises as `fingerprint_model` does."""
     digest = hashlib.blake2b(digest_size=16)
-    _add_weights(digest, model)
+    for name, value in sorted(model.state_dict().items()):
+        for part, content in _parts(name, value, model):
+            if isinstance(content, Tensor):
+                digest.update(f"{part} {content.dtype} {tuple(content.shape)}\n".encode())
+                values: Any = content.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+                digest.update(values)
+            else:
+                digest.update(f"{part} {content}\n".encode())
     return digest.hexdigest()
 
 
 def model_facts(model: SentenceTransformer) -> dict[str, Any]:
     """Returns what a plain model's vectors depend on besides its weights: modules, tokenizer, prompts, dimensions."""
-    return {
-        "modules": [  # including those in the routes of a Router
-            (name, _base_class(module), _module_config(module))
-            for name, module in model.named_modules()
-            if isinstance(module, Module)
-        ],
-        "tokenizer": _tokenizer_state(model.tokenizer),
-        "sides": _sides(model.tokenizer),
-        "adapters": _active_adapters(model),
-        "prompts": dict(model.prompts),
-        "default_prompt_name": model.default_prompt_name,
-        "similarity": model.similarity_fn_name,
-        "truncate_dim": model.truncate_dim,
-        "max_seq_length": model.max_seq_length,
-    }
+    return {**_settings(model), "tokenizer": _tokenizer_state(model.tokenizer)}
 
 
 def changeable_settings(model: SentenceTransformer) -> dict[str, Any]:
     """Returns what can be changed in a loaded model and changes its vectors, in a form that is cheap to compare.
 
-    For the weights it is their types, PyTorch's counts of in-place changes, and a few values of each tensor, since
-    changes by way of ``.data`` are not counted. For the tokenizer it is everything except its vocabulary, of which only
+    Of the weights it holds the types, PyTorch's counts of in-place changes, and a few values of each tensor, since
+    changes by way of ``.data`` are not counted. Of the tokenizer it holds everything but the vocabulary, of which only
     the size is compared.
     """
     return {
-        "max_seq_length": model.max_seq_length,
-        "truncate_dim": model.truncate_dim,
-        "prompts": dict(model.prompts),
-        "default_prompt_name": model.default_prompt_name,
-        "similarity_fn_name": model.similarity_fn_name,
+        **_settings(model),
         "fair_config": getattr(model, "fair_config", None),
-        "modules": [_module_config(module) for module in model.children()],
         "tokenizer": _tokenizer_settings(model.tokenizer),
-        "sides": _sides(model.tokenizer),
-        "adapters": _active_adapters(model),
         # Changed in place, as by training. Moving a model to another device changes neither of the two.
         "weights": (
             {name: _version(value) for name, value in model.state_dict(keep_vars=True).items()},
@@ -86,27 +70,32 @@ def changeable_settings(model: SentenceTransformer) -> dict[str, Any]:
     }
 
 
+def _settings(model: SentenceTransformer) -> dict[str, Any]:
+    """Returns what vectors depend on and what is cheap to read: all but the weights and the tokenizer's state."""
+    return {
+        "modules": [  # including those in the routes of a Router
+            (name, _base_class(module), _module_config(module))
+            for name, module in model.named_modules()
+            if isinstance(module, Module)
+        ],
+        "sides": [getattr(model.tokenizer, side, None) for side in ("truncation_side", "padding_side")],
+        # PEFT's active adapters, layer by layer
+        "adapters": [str(module.active_adapters) for module in model.modules() if hasattr(module, "lora_A")],
+        "prompts": dict(model.prompts),
+        "default_prompt_name": model.default_prompt_name,
+        "similarity_fn_name": model.similarity_fn_name,
+        "truncate_dim": model.truncate_dim,
+        "max_seq_length": model.max_seq_length,
+    }
+
+
 def digest_text(text: str) -> str:
     """Returns a short hash of a text, for use in names."""
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _add_weights(digest: hashlib.blake2b, model: SentenceTransformer) -> None:
-    for name, value in sorted(model.state_dict().items()):
-        for part, content in _parts(name, value, model):
-            if isinstance(content, Tensor):
-                digest.update(f"{part} {content.dtype} {tuple(content.shape)}\n".encode())
-                digest.update(_bytes(content.detach().cpu()))
-            else:
-                digest.update(f"{part} {content}\n".encode())
-
-
 def _parts(name: str, value: Any, model: nn.Module) -> Iterator[tuple[str, Tensor | str]]:
-    """Takes a value of a ``state_dict`` apart into named plain tensors and texts.
-
-    Raises:
-        ValueError: The value is of a kind that cannot be taken apart, or was offloaded to where it cannot be read.
-    """
+    """Turns a value of a ``state_dict`` into named plain tensors and texts; a ValueError if that is not possible."""
     if isinstance(value, Tensor):
         if value.device.type == "meta":
             value = _offloaded(name, model)
@@ -142,11 +131,7 @@ def _parts(name: str, value: Any, model: nn.Module) -> Iterator[tuple[str, Tenso
 
 
 def _offloaded(name: str, model: nn.Module) -> Tensor:
-    """Returns a tensor that accelerate keeps on disk or in main memory while its module has an empty one.
-
-    Raises:
-        ValueError: It is not found there.
-    """
+    """Returns a tensor that accelerate keeps on disk or in main memory, while its module holds an empty one."""
     path, _, attribute = name.rpartition(".")
     modules = [model]
     for step in path.split(".") if path else []:
@@ -162,10 +147,6 @@ def _offloaded(name: str, model: nn.Module) -> Tensor:
         f"model: the weights {name!r} are on the meta device and cannot be read, so the model cannot be identified; "
         "load it without offloading"
     )
-
-
-def _bytes(tensor: Tensor) -> Any:
-    return tensor.contiguous().flatten().view(torch.uint8).numpy()
 
 
 def _version(value: Any) -> Any:
@@ -193,22 +174,12 @@ def _some_values(model: SentenceTransformer) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _base_class(module: nn.Module) -> str:
-    """Returns the name of the sentence-transformers class of a module, whether it is calibrated or not."""
+    """Returns the name of a module's class, or of the sentence-transformers class that a calibrated one replaces."""
     return next(cls.__name__ for cls in type(module).__mro__ if not cls.__module__.startswith("fair_calibration"))
 
 
-def _active_adapters(model: SentenceTransformer) -> list[str]:
-    """Returns the active adapters of PEFT, layer by layer."""
-    return [str(module.active_adapters) for module in model.modules() if hasattr(module, "lora_A")]
-
-
-def _sides(tokenizer: Any) -> list[Any]:
-    return [getattr(tokenizer, side, None) for side in ("truncation_side", "padding_side")]
-
-
-def _module_config(module: Any) -> dict[str, Any]:
-    get = getattr(module, "get_config_dict", None)
-    config = dict(get()) if callable(get) else {}
+def _module_config(module: Module) -> dict[str, Any]:
+    config = dict(module.get_config_dict())
     config.pop("fair_config", None)
     if "route_mappings" in config:  # its keys are tuples, which JSON does not have
         config["route_mappings"] = sorted(map(str, config["route_mappings"].items()))

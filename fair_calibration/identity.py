@@ -1,4 +1,7 @@
-"""The identity of an encoder: everything that its vectors depend on, so that indexes, caches and results stay apart."""
+"""The identity of an encoder: everything that its vectors depend on.
+
+Indexes and caches record it, so that vectors of two encoders, or of one with two settings, are never mixed.
+"""
 
 from __future__ import annotations
 
@@ -25,37 +28,21 @@ class DifferentEncoderError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderIdentity:
-    """Everything that the vectors of an encoder depend on, in the types of JSON.
+    """Everything that the vectors of an encoder depend on, in the types of JSON."""
 
-    Attributes:
-        model: The name of the model. Copies of one model may have several names, so it is never compared.
-        weights: A hash of the weights.
-        dtype: The type of the weights.
-        modules: The modules and the network with their settings, by module name.
-        tokenizer: A hash of the tokenizer's state, and the sides on which it truncates and pads.
-        adapters: The active adapters, layer by layer.
-        max_seq_length: The number of tokens at which texts are truncated.
-        truncate_dim: How many dimensions of a vector are kept; None means all.
-        normalize: Whether vectors get unit length.
-        similarity: The similarity that the model's vectors are made for.
-        document_prompt: The text that is put before every document.
-        query_prompt: The text that is put before every query.
-        fair_config: The settings of the calibration as a dict; None for a plain model.
-    """
-
-    model: str
-    weights: str
-    dtype: str
-    modules: Mapping[str, Any]
-    tokenizer: str
-    adapters: tuple[str, ...]
-    max_seq_length: int | None
-    truncate_dim: int | None
-    normalize: bool
-    similarity: str
+    model: str  # its name, which is never compared, since copies of one model may have several names
+    weights: str  # a hash
+    dtype: str  # of the weights
+    modules: Mapping[str, Any]  # the modules and the network with their settings, by module name
+    tokenizer: str  # a hash of its state, and the sides on which it truncates and pads
+    adapters: tuple[str, ...]  # the active adapters, layer by layer
+    max_seq_length: int | None  # in tokens
+    truncate_dim: int | None  # how many dimensions of a vector are kept; None means all
+    normalize: bool  # whether vectors are scaled to unit length
+    similarity: str  # for which the model's vectors are made
     document_prompt: str
     query_prompt: str
-    fair_config: Mapping[str, Any] | None
+    fair_config: Mapping[str, Any] | None  # the settings of the calibration; None for a plain model
 
     @classmethod
     def of(
@@ -66,17 +53,17 @@ class EncoderIdentity:
         strength: float | None = None,
         normalize: bool | None = None,
     ) -> EncoderIdentity:
-        """Returns the identity of a model as it is now. It reads all weights, which takes seconds for a billion.
+        """Returns the identity of a model as it is now. All weights are read, which takes seconds for large models.
 
         Args:
             model: A calibrated or a plain model.
             name: The name of the model; None means the name that its network was loaded by.
             strength: A strength that overrides that of the model's settings, as in ``encode(..., strength=...)``.
-            normalize: Whether vectors get unit length; None means where the model's similarity is the cosine.
+            normalize: As in `resolve_normalize`.
 
         Raises:
-            ValueError: A plain model is given a strength, the strength is outside [0, 1], or the model holds something
-                that cannot be identified.
+            ValueError: A plain model is given a strength, the strength is outside [0, 1], or the model cannot be
+                identified (`fingerprint_weights`).
         """
         facts = model_facts(model)
         config = model.fair_config if isinstance(model, FairSentenceTransformer) else None
@@ -95,7 +82,7 @@ class EncoderIdentity:
             max_seq_length=facts["max_seq_length"],
             truncate_dim=facts["truncate_dim"],
             normalize=resolve_normalize(model, normalize),
-            similarity=str(facts["similarity"]),
+            similarity=str(facts["similarity_fn_name"]),
             document_prompt=document_prompt(model),
             query_prompt=query_prompt(model),
             fair_config=None if config is None else config.to_dict(),
@@ -107,7 +94,7 @@ class EncoderIdentity:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EncoderIdentity:
-        """Builds an identity from the output of `to_dict`; calibration settings it does not have get their defaults."""
+        """Builds an identity from the output of `to_dict`; missing calibration settings get their defaults."""
         config = values["fair_config"]
         config = None if config is None else settings_from_dict(config).to_dict()
         return cls(**{**values, "adapters": tuple(values["adapters"]), "fair_config": config})
@@ -118,11 +105,11 @@ class EncoderIdentity:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def document_differences(self, other: EncoderIdentity) -> list[str]:
-        """Returns what may make document vectors differ, which includes what makes query vectors differ, as lines."""
+        """Returns one line for each difference that may make document vectors differ."""
         return differences(self._compared(), other._compared())
 
     def query_differences(self, other: EncoderIdentity) -> list[str]:
-        """Returns what makes query vectors differ, as lines. The calibration and the document prompt do not."""
+        """Returns the same for query vectors, which depend neither on the calibration nor on the document prompt."""
         own, others = (
             {key: value for key, value in identity._compared().items() if key not in _ONLY_DOCUMENTS}
             for identity in (self, other)
@@ -134,7 +121,7 @@ class EncoderIdentity:
 
 
 def resolve_normalize(model: SentenceTransformer, normalize: bool | None) -> bool:
-    """Returns whether vectors get unit length; None means where the model's similarity is the cosine."""
+    """Returns whether vectors are scaled to unit length: as given, or if the model's similarity is the cosine."""
     return model.similarity_fn_name == "cosine" if normalize is None else bool(normalize)
 
 

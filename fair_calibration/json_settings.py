@@ -1,4 +1,4 @@
-"""`JsonSettings`: frozen settings that go to JSON and back."""
+"""`JsonSettings`: frozen settings that are written to and read from JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an input may be: the limit that learned position embeddings set, and the check of ``max_seq_length``."""
+"""The longest input that a model can take, and the check of ``max_seq_length``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 from fair_calibration.validation import validate_positive_int
 
 NO_LIMIT = 10**9
-"""Tokenizers without a limit give a ``model_max_length`` above this, such as 10 ** 30."""
+"""Tokenizers without a limit have a ``model_max_length`` above this, such as 10 ** 30."""
 _POSITION_TABLE = re.compile(r"(^|\.)(position_embeddings?|positions_embed|embed_positions|wpe)$")
 
 
 def position_limit(network: nn.Module) -> int | None:
-    """Returns the most tokens that a network with a table of absolute positions takes, or None without such a table.
+    """Returns the number of tokens for which a network has learned positions, or None if it has no table of positions.
 
     RoBERTa and its relatives (XLM-RoBERTa, MPNet, ...) number positions from ``padding_idx + 1``, and OPT and BART from
     an ``offset``, so their tables have rows that no token uses.
@@ -28,16 +28,11 @@ def position_limit(network: nn.Module) -> int | None:
 
 
 def validate_max_seq_length(value: int | None, limit: int | None) -> int | None:
-    """Returns a maximum input length in tokens that a model can take.
-
-    Args:
-        value: The length; None means no limit.
-        limit: The most tokens that the model takes (`position_limit`), or None.
+    """Returns a ``max_seq_length`` for a model with positions for ``limit`` tokens; None means no limit.
 
     Raises:
         TypeError: ``value`` is not an integer.
-        ValueError: ``value`` is below 1 or beyond the model's positions, or there is no value although the model has
-            a limit.
+        ValueError: ``value`` is below 1 or above ``limit``, or is None although there is a limit.
     """
     if value is None:
         if limit is not None:
@@ -57,5 +52,5 @@ def validate_max_seq_length(value: int | None, limit: int | None) -> int | None:
 
 
 def has_limit(max_seq_length: int | None) -> bool:
-    """Returns whether a model's ``max_seq_length`` is a real limit, and not a tokenizer's word for "no limit"."""
+    """Returns whether a model's ``max_seq_length`` is a limit, and not one of the values that mean "no limit"."""
     return max_seq_length is not None and max_seq_length <= NO_LIMIT

@@ -1,4 +1,4 @@
-"""Loads a model, plain or calibrated, with the settings that a command line has."""
+"""Loads a plain or a calibrated model with the arguments of a command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from fair_calibration.settings import choose_settings, settings_from_text
 
 
 def load_plain(name: str, *, max_seq_length: int | None = None, device: str | None = None) -> SentenceTransformer:
-    """Loads a model as it was saved, which may be of a kind that cannot be calibrated.
-
-    Args:
-        name: A folder or the name of a model on the hub. A calibrated model in a folder stays calibrated.
-        max_seq_length: The number of tokens at which documents are truncated; None for the model's own.
-        device: The device; None for a GPU if there is one.
+    """Loads a model as it was saved; one in a folder may be calibrated. The arguments are those of `load_calibrated`.
 
     Raises:
         ValueError: There is no such model, or it has fewer positions than ``max_seq_length``.
@@ -46,10 +41,11 @@ def load_calibrated(
 
     Args:
         name: A folder or the name of a model on the hub.
-        config: A preset's name or settings in JSON; None for the settings of a saved calibrated model, or the defaults.
-        strength: The strength instead of the settings' own.
-        max_seq_length: The number of tokens at which documents are truncated; None for the model's own.
-        device: The device; None for a GPU if there is one.
+        config: The name of a preset, or settings in JSON; None means the settings that the model was saved with, or
+            else the defaults.
+        strength: A strength that overrides that of the settings.
+        max_seq_length: The number of tokens at which documents are truncated; None means the model's own.
+        device: The device; None means a GPU if there is one.
 
     Raises:
         ValueError: There is no such model, it cannot be calibrated with these settings, or it has fewer positions than
@@ -60,11 +56,11 @@ def load_calibrated(
     if strength is not None:
         own = fair.fair_config
         fair = calibrate(fair, choose_settings(own, {"strength": strength}, default=own))
-    fair.fair.counter.mute()  # its warning names attributes of Python, where a command has --max-seq-length
+    fair.fair.counter.mute()  # its warning names Python attributes, but commands have an option --max-seq-length
     return fair
 
 
 def model_position_limit(model: SentenceTransformer) -> int | None:
-    """Returns the largest number of tokens that a model's documents can have, or None if there is no limit."""
+    """Returns the number of tokens for which a model has positions (`position_limit`), or None for no limit."""
     network = getattr(document_path(model)[0], "model", None)
     return None if network is None else position_limit(network)

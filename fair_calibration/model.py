@@ -10,17 +10,9 @@ from typing import Any, TypeVar, cast
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from fair_calibration.adoption import (
-    find_transformer,
-    is_pooled_row_only,
-    reason,
-    set_config,
-    set_max_seq_length,
-    use_pooled_row_only,
-)
+from fair_calibration.adoption import adopt, find_transformer, why_unsupported
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentTransformer
-from fair_calibration.routes import replace_module
 from fair_calibration.sentence_transformer import FairSentenceTransformer
 from fair_calibration.settings import Settings, choose_settings
 
@@ -43,8 +35,8 @@ def calibrate(
             calibrated with before, or else the defaults.
         pooled_row_only: Whether to leave out the part of the last layer that cls and last-token pooling do not read:
             its attention and linear layers for all rows but the pooled one. Vectors are the same up to rounding, and
-            there are no token embeddings. Whether the model allows it is tested on a probe first. None means the value
-            that the model was calibrated with before, or else False.
+            there are no token embeddings. A short text is encoded first to check that the model allows it. None means
+            the value that the model was calibrated with before, or else False.
         max_seq_length: The number of tokens at which documents are truncated; None means that of the given model, whose
             own length stays as it is.
 
@@ -62,23 +54,21 @@ def calibrate(
         raise TypeError(
             f"model: expected a SentenceTransformer, got {type(model).__name__}"
             + (
-                reason(*(cls.__name__ for cls in type(model).__mro__))
+                why_unsupported(*(cls.__name__ for cls in type(model).__mro__))
                 or "; load names and paths with FairSentenceTransformer(name, config=...)"
             )
         )
     modules = _share_modules(model)
     transformer = find_transformer(modules.values())
-    before = transformer.fair_config if isinstance(transformer, DocumentTransformer) else FairConfig()
-    chosen = choose_settings(config, default=before)
-    if pooled_row_only is None:
-        pooled_row_only = is_pooled_row_only(transformer)
-    set_max_seq_length(transformer, max_seq_length)
-    module = set_config(transformer, chosen)
-    replace_module(modules, transformer, module)
+    default: Settings = FairConfig()
+    if isinstance(transformer, DocumentTransformer):
+        default = transformer.fair_config
+        pooled_row_only = transformer.is_pooled_row_only if pooled_row_only is None else pooled_row_only
+    module = adopt(transformer, choose_settings(config, default=default), max_seq_length=max_seq_length)
     calibrated = _assemble(FairSentenceTransformer, model, modules)
     module.look_up(calibrated)
     if pooled_row_only:
-        use_pooled_row_only(calibrated, module)
+        module.use_pooled_row_only(calibrated)
     return calibrated
 
 
@@ -91,12 +81,12 @@ def uncalibrate(model: FairSentenceTransformer) -> SentenceTransformer:
     if not isinstance(model, FairSentenceTransformer):
         raise TypeError(f"model: expected a FairSentenceTransformer, got {type(model).__name__}")
     modules = _share_modules(model)
-    cast("DocumentTransformer[Any]", find_transformer(modules.values())).release()
+    cast(DocumentTransformer, find_transformer(modules.values())).release()
     return _assemble(SentenceTransformer, model, modules)
 
 
 def _share_modules(model: SentenceTransformer) -> OrderedDict[str, nn.Module]:
-    """Copies a model's modules without the weights, which both share: a second model with the memory of one."""
+    """Returns copies of a model's modules that share its weights, so that two models take the memory of one."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     for module in model.modules():
         # The dicts are shared as well: casting or moving a model puts new tensors into them, which both must see.

@@ -1,4 +1,4 @@
-"""Finds a model by a folder or a name before it is loaded: loading a name that does not exist takes over a minute."""
+"""Checks that a model exists before it is loaded, since loading a name that does not exist takes over a minute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ModelNotFoundError(ValueError):
 
 
 def is_hub_name(name: str) -> bool:
-    """Returns whether the hub could have a model of this name: "model" or "owner/model"."""
+    """Returns whether a text has the form of a model's name on the hub: "model" or "owner/model"."""
     return _HUB_NAME.fullmatch(name) is not None
 
 
@@ -31,12 +31,12 @@ def find_model(
     cache_folder: str | None = None,
     token: str | bool | None = None,
 ) -> bool:
-    """Checks that a model exists; one short request to the hub is made unless it is a folder.
+    """Checks that a model exists, with one short request to the hub unless it is a folder.
 
     Args:
         model: A local folder or the name of a model on the hub, as `SentenceTransformer` takes it.
         revision: A branch, tag or commit on the hub.
-        cache_folder: The folder of the local cache; None for that of sentence-transformers and the hub.
+        cache_folder: The folder of the local cache; None means that of sentence-transformers and the hub.
         token: The hub's access token.
 
     Returns:
@@ -58,10 +58,10 @@ def find_model(
 
 
 def find_commit(name: str, *, revision: str | None = None, token: str | bool | None = None) -> str:
-    """Returns the commit of a model on the hub, or of a branch or tag of it, as the hub or its local cache has it.
+    """Returns the commit of a model on the hub, or of a branch or tag of it; without the hub, that in the local cache.
 
     Raises:
-        ModelNotFoundError: There is no such model on the hub or in its cache.
+        ModelNotFoundError: The model is neither on the hub nor in the local cache.
     """
     found = _find_on_hub(name, revision, None, token)
     return found.parent.name if isinstance(found, Path) else str(found.sha)
@@ -70,7 +70,7 @@ def find_commit(name: str, *, revision: str | None = None, token: str | bool | N
 def _find_on_hub(
     name: str, revision: str | None, cache_folder: str | None, token: str | bool | None
 ) -> ModelInfo | Path:
-    """Returns what the hub knows of a model or, if it does not answer, a file of the model in the local cache."""
+    """Returns the hub's information about a model or, without the hub, a file of the model in the local cache."""
     if not is_hub_name(name):
         raise _no_name(name)
     from huggingface_hub import model_info, try_to_load_from_cache

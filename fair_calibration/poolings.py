@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 
@@ -39,12 +37,12 @@ def check_pooled_directly(followers: Sequence[nn.Module], *poolings: str, settin
     ``poolings`` are the possible ones, "cls", "last" or "mean", and ``setting`` is the setting that needs this.
 
     Raises:
-        ValueError: Another module stands in between, there is another Pooling module, or the pooling differs.
+        ValueError: Another module is in between, there is another Pooling module, or the pooling is another one.
     """
     found = poolings_of(followers)
     if len(found) != 1 or followers[0] is not found[0]:
         raise ValueError(
-            f"{setting}: expected one Pooling module, right behind the transformer, got "
+            f"{setting}: expected one Pooling module, directly after the transformer, got "
             f"{[type(module).__name__ for module in followers]}; leave {setting} out"
         )
     mode = found[0].pooling_mode
@@ -55,11 +53,3 @@ def check_pooled_directly(followers: Sequence[nn.Module], *poolings: str, settin
             f"{setting} out"
         )
     return found[0]
-
-
-def excluded_prompt(followers: Sequence[nn.Module], features: dict[str, Any]) -> int:
-    """Returns the number of leading tokens, those of the prompt, that pooling leaves out."""
-    if all(pooling.include_prompt for pooling in poolings_of(followers)) or "prompt_length" not in features:
-        return 0
-    length = features["prompt_length"]
-    return int(length.reshape(-1)[0]) if torch.is_tensor(length) else int(length or 0)

@@ -1,4 +1,4 @@
-"""Which prompt a SentenceTransformer puts before the texts given to ``encode_document`` and ``encode_query``."""
+"""The prompts that ``encode_document`` and ``encode_query`` add before texts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from sentence_transformers import SentenceTransformer
 
 
 def document_prompt(model: SentenceTransformer) -> str:
-    """Returns the prompt that ``model.encode_document`` puts before every text, "" where there is none."""
+    """Returns the prompt that ``model.encode_document`` adds before every text, or ""."""
     return _prompt(model, "document", "passage", "corpus")
 
 
 def query_prompt(model: SentenceTransformer) -> str:
-    """Returns the prompt that ``model.encode_query`` puts before every text, "" where there is none."""
+    """Returns the prompt that ``model.encode_query`` adds before every text, or ""."""
     return _prompt(model, "query")
 
 

@@ -1,4 +1,4 @@
-"""Decides whether a text is a query, which the plain model encodes, or a document. Every such decision is made here.
+"""Decides whether a text is a query, which is encoded as in the plain model, or a document.
 
 A text is a query in three cases: it is encoded with ``task="query"``, as `encode_query` does; it is encoded without a
 task, but with a prompt whose name ends in "query", which may be the model's default prompt; or the model has a `Router`
@@ -17,11 +17,9 @@ from fair_calibration.routes import has_one_route, routes_of
 
 
 def is_query_task(task: str | None, *, has_own_tasks: bool) -> bool:
-    """Returns whether a task is that of queries.
+    """Returns whether a task is that of queries; None is a document.
 
-    Args:
-        task: The task given to the model; None is a document.
-        has_own_tasks: Whether the model knows tasks of its own, such as "retrieval.query".
+    ``has_own_tasks`` is whether the model has further tasks, such as "retrieval.query".
 
     Raises:
         ValueError: The task is unknown.
@@ -39,13 +37,9 @@ def is_query_task(task: str | None, *, has_own_tasks: bool) -> bool:
 def task_of_call(
     model: SentenceTransformer, *, task: str | None, prompt_name: str | None, prompt: str | None
 ) -> str | None:
-    """Returns the task for one call of ``model.encode``: "query" for texts that only their prompt's name tells so.
+    """Returns the task for one call of ``model.encode``: the given one, or "query" if the prompt is one of queries.
 
-    Args:
-        model: The model.
-        task: The task given in the call, which decides.
-        prompt_name: The prompt's name given in the call; without it and ``prompt`` the model's default prompt is used.
-        prompt: The prompt's text given in the call, which has no name.
+    The arguments are those of the call. Without ``prompt_name`` and ``prompt`` the model's default prompt is used.
     """
     if task is not None or not has_one_route(model):
         return task

@@ -1,4 +1,4 @@
-"""What a calibrated model reports: the settings in use, and what became of the documents."""
+"""What a calibrated model reports: the settings in use, and how many documents were encoded in which way."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which modules a text passes through in a model with a `Router`, which sends queries and documents different ways."""
+"""The modules that a text passes through in a model with a `Router`, which may depend on its task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from typing import Any, cast
 
 from sentence_transformers.base.modules import Router
@@ -10,9 +10,9 @@ from torch import nn
 
 
 def document_path(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Returns the modules that a document passes through, in order, with a `Router` replaced by its document route.
+    """Returns the modules that a document passes through, in order.
 
-    The document route is the one for texts with ``task="document"``, or else the one for texts without a task.
+    In a `Router` these are the modules of the route for ``task="document"``, or else of that for texts without a task.
 
     Raises:
         TypeError: A Router has no route for documents.
@@ -34,7 +34,7 @@ def document_path(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def has_one_route(modules: Iterable[nn.Module]) -> bool:
-    """Returns whether texts pass through the same modules whatever their task, as they do without a Router."""
+    """Returns whether the task of a text does not matter for its route, as in models without a Router."""
     modules = list(modules)
     routes = routes_of(modules, None)
     return None not in routes and routes == routes_of(modules, "query") == routes_of(modules, "document")
@@ -46,18 +46,14 @@ def routes_of(modules: Iterable[nn.Module], task: str | None, modality: Any = "t
 
 
 def own_tasks(modules: Iterable[nn.Module]) -> frozenset[str]:
-    """Returns the tasks that the Routers of a model know by name."""
+    """Returns the names of tasks and routes in the Routers of a model."""
     routers = [module for module in modules if isinstance(module, Router)]
     mapped = {task for router in routers for task, _ in router.route_mappings if task is not None}
     return frozenset(mapped.union(*(router.sub_modules for router in routers)))
 
 
 def check_route(modules: Iterable[nn.Module], calibrated: nn.Module, task: str | None, modality: Any) -> None:
-    """Checks that inputs pass through the module that encodes documents.
-
-    Raises:
-        ValueError: They take another route, such as one for another task or for images.
-    """
+    """Raises a ValueError if inputs take a route past the calibrated module, such as one for images."""
     router = next(iter(modules))
     route = _route(router, task, modality) if isinstance(router, Router) else None
     if route is not None and calibrated not in _modules(cast(Router, router), route):
@@ -66,16 +62,6 @@ def check_route(modules: Iterable[nn.Module], calibrated: nn.Module, task: str |
             "calibrated: encode documents with encode_document or task='document', and other inputs with the plain "
             "model (uncalibrate returns it)"
         )
-
-
-def replace_module(modules: MutableMapping[str, nn.Module], old: nn.Module, new: nn.Module) -> None:
-    """Puts ``new`` in the place of ``old``, in every route that contains it."""
-    for name, module in modules.items():
-        if module is old:
-            modules[name] = new
-        elif isinstance(module, Router):
-            for route in module.sub_modules.values():
-                replace_module(cast(nn.Sequential, route)._modules, old, new)
 
 
 def _route(router: Router, task: str | None, modality: Any = "text") -> str | None:

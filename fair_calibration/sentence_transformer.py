@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 from typing import Any, cast
 
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration.adoption import (
-    find_transformer,
-    is_pooled_row_only,
-    reason,
-    set_config,
-    set_max_seq_length,
-    use_pooled_row_only,
-)
+from fair_calibration.adoption import adopt, find_transformer, why_unsupported
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentTransformer
 from fair_calibration.even_chunks.report import EvenChunksSummary
@@ -24,10 +16,12 @@ from fair_calibration.even_chunks.transformer import EvenChunksTransformer
 from fair_calibration.model_source import find_model
 from fair_calibration.query import is_query_route, task_of_call
 from fair_calibration.report import DocumentCounts, Summary
-from fair_calibration.routes import check_route, document_path, replace_module
+from fair_calibration.routes import check_route, document_path
 from fair_calibration.settings import Settings, choose_settings
 from fair_calibration.transformer import FairTransformer
 from fair_calibration.validation import validate_strength
+
+_ENCODE = inspect.signature(SentenceTransformer.encode)
 
 
 class FairSentenceTransformer(SentenceTransformer):
@@ -75,13 +69,12 @@ class FairSentenceTransformer(SentenceTransformer):
         transformer = find_transformer(self)
         saved = transformer.fair_config if isinstance(transformer, DocumentTransformer) else None
         chosen = choose_settings(config, default=saved or FairConfig())
-        set_max_seq_length(transformer, max_seq_length)
         if chosen != saved:
-            module = set_config(transformer, chosen)
-            replace_module(self._modules, transformer, module)
-            module.on_model_ready(self)
+            adopt(transformer, chosen, max_seq_length=max_seq_length).on_model_ready(self)
+        elif max_seq_length is not None:
+            self.max_seq_length = max_seq_length
         if pooled_row_only:
-            use_pooled_row_only(self, self.fair)
+            self.fair.use_pooled_row_only(self)
 
     def _load_converted_modules(
         self, model_name_or_path: str, *_: Any, model_type: str | None = None, **__: Any
@@ -89,7 +82,7 @@ class FairSentenceTransformer(SentenceTransformer):
         # sentence-transformers would drop the modules after the transformer and put an untrained mean pooling there.
         raise TypeError(
             f"model_name_or_path: expected a SentenceTransformer, {model_name_or_path} is a {model_type}"
-            + reason(str(model_type))
+            + why_unsupported(str(model_type))
         )
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> Any:
@@ -104,9 +97,9 @@ class FairSentenceTransformer(SentenceTransformer):
         return modules, module_kwargs
 
     def encode(self, *args: Any, **kwargs: Any) -> Any:
-        """Encodes documents with calibrated attention, and queries plainly (`fair_calibration.query`).
+        """Encodes documents with calibrated attention, and queries as the plain model does (`fair_calibration.query`).
 
-        The arguments are those of `SentenceTransformer.encode`, and ``strength``, which overrides the settings' own
+        The arguments are those of `SentenceTransformer.encode`, and ``strength``, which overrides that of the settings
         for this call.
 
         Raises:
@@ -114,14 +107,10 @@ class FairSentenceTransformer(SentenceTransformer):
         """
         if kwargs.get("strength") is not None:
             kwargs["strength"] = validate_strength(kwargs["strength"])  # here rather than in every worker process
-        # Arguments are passed on as they came: so every call that the plain model accepts is accepted here.
-        given = _encode_signature().bind_partial(self, *args, **kwargs).arguments
-        task = task_of_call(
-            self,
-            task=kwargs.get("task"),
-            prompt_name=cast("str | None", given.get("prompt_name")),
-            prompt=cast("str | None", given.get("prompt")),
-        )
+        # The arguments are passed on unchanged, so that every call that the plain model accepts is accepted here.
+        given = _ENCODE.bind_partial(self, *args, **kwargs).arguments
+        prompt_name, prompt = given.get("prompt_name"), given.get("prompt")
+        task = task_of_call(self, task=kwargs.get("task"), prompt_name=prompt_name, prompt=prompt)
         if task is not None:
             kwargs["task"] = task
         output_value = given.get("output_value", "sentence_embedding")
@@ -130,8 +119,8 @@ class FairSentenceTransformer(SentenceTransformer):
         return super().encode(*args, **kwargs)
 
     def _check_output_value(self, output_value: Any) -> None:
-        """Checks that there are token embeddings of documents, if they are asked for."""
-        if is_pooled_row_only(self.fair):
+        """Raises a ValueError if the settings leave no token embeddings of documents."""
+        if self.fair.is_pooled_row_only:
             raise ValueError(
                 f"output_value: with pooled_row_only there is only the sentence_embedding, got {output_value!r}; "
                 "calibrate without it, or use the plain model"
@@ -187,7 +176,7 @@ class FairSentenceTransformer(SentenceTransformer):
         return self.fair.counter.counts
 
     def summary(self) -> Summary | EvenChunksSummary:
-        """Returns which layers, rows and mechanism are in use and what became of the documents; print it."""
+        """Returns how documents are encoded and how many were; print it."""
         self.fair.look_up(self)
         return self.fair.summary()
 
@@ -233,8 +222,3 @@ class _CountingQueue:
 
     def put(self, result: Any) -> None:
         self._queue.put((result, self._model.fair.counter.take()))
-
-
-@functools.cache
-def _encode_signature() -> inspect.Signature:
-    return inspect.signature(SentenceTransformer.encode)

@@ -1,4 +1,4 @@
-"""The two ways to encode documents, `FairConfig` and `EvenChunks`, as one kind of settings, and the presets of both."""
+"""The settings of a model, which are a `FairConfig` or an `EvenChunks`: presets, choosing and reading them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def setting_names(settings: Settings | type[Settings]) -> tuple[str, ...]:
 def choose_settings(
     config: Settings | str | None, overrides: Mapping[str, Any] | None = None, *, default: Settings
 ) -> Settings:
-    """Returns settings that were given as a whole, by the name of a preset, or one by one.
+    """Returns the settings that a user gave as an object, as the name of a preset, or one by one.
 
     Args:
         config: The settings, the name of a preset in `PRESETS`, or None for ``default``.
-        overrides: Single settings that replace those of ``config``; values that are None replace nothing.
+        overrides: Single settings that replace those of ``config``; None replaces nothing.
         default: The settings where ``config`` is None, such as those that a model was saved with.
 
     Raises:
@@ -58,12 +58,12 @@ def choose_settings(
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     for name in given:
         if name not in setting_names(config):
-            raise TypeError(unknown_setting(name, config))
+            raise TypeError(_unknown_setting(name, config))
     return replace(config, **given)
 
 
-def unknown_setting(name: str, config: Settings) -> str:
-    """Returns the message for a name that is not among the settings in use."""
+def _unknown_setting(name: str, config: Settings) -> str:
+    """Returns the error message for a name that is not among the settings in use."""
     own, kind = setting_names(config), type(config).__name__
     other = EvenChunks if isinstance(config, FairConfig) else FairConfig
     if name in setting_names(other):
@@ -101,23 +101,23 @@ def settings_from_text(text: str) -> Settings:
         values = json.loads(text)
     except (RecursionError, ValueError) as error:
         raise ValueError(
-            f"config: expected the name of a preset, one of {sorted(PRESETS)}, or JSON as FairConfig.to_json writes, "
-            f"got {text[:60]!r} ({error})"
+            f"config: expected the name of a preset, one of {sorted(PRESETS)}, or settings in JSON "
+            f"(FairConfig.to_json), got {text[:60]!r} ({error})"
         ) from error
     return settings_from_dict(values)
 
 
 class SettingsAttributes:
-    """Gives an object the settings in its attribute ``config`` as attributes of its own, to be read and set.
+    """Gives an object an attribute for each of the settings in its attribute ``config``, to be read and set.
 
-    Setting one replaces the frozen ``config`` by one with the new value, which is checked at once. So the settings are
-    declared once, and `pyterrier.GridSearch`, which sets attributes, can vary them.
+    Setting one replaces the frozen ``config`` by one with the new value, which is checked at once. So
+    `pyterrier.GridSearch`, which sets attributes, can vary the settings.
     """
 
     config: Settings
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for names that are not found in the usual way.
+        # Python calls this only for names that it does not find otherwise.
         config = self.__dict__.get("config")
         if config is not None and name in setting_names(config):
             return getattr(config, name)

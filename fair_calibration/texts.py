@@ -18,9 +18,9 @@ def check_texts(
 
     Args:
         texts: The texts.
-        names: The name of each text's record, such as its docno; None means its number.
-        what: The name of the argument or column that holds the texts, for the error message.
-        named: What ``names`` are, such as "docno" or "qid", for the error message.
+        names: The name of each text's record, such as its docno; None means its index in ``texts``.
+        what: The argument or column that holds the texts, for the error message.
+        named: The kind of ``names``, such as "docno" or "qid", for the error message.
 
     Raises:
         TypeError: ``texts`` is one string, or a text is neither a string nor missing.
@@ -38,7 +38,9 @@ def check_texts(
     kinds = set()
     for text, record in zip(texts, records, strict=True):
         if isinstance(text, str):
-            if not text.isascii() and not _is_encodable(text):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
                 surrogates.append(record)
         elif _is_missing(text):
             missing.append(record)
@@ -54,7 +56,7 @@ def check_texts(
         raise TypeError(f"{what}: expected str, got {', '.join(sorted(kinds))} ({named} {show_names(others)})")
     if surrogates:
         raise ValueError(
-            f"{what}: {len(surrogates)} of {len(texts)} texts contain a lone surrogate, which UTF-8 does not have "
+            f"{what}: {len(surrogates)} of {len(texts)} texts contain a lone surrogate, which UTF-8 cannot encode "
             f"({named} {show_names(surrogates)})"
         )
 
@@ -65,14 +67,6 @@ def show_names(names: Sequence[object]) -> str:
 
 
 def _is_missing(value: object) -> bool:
-    # pandas.NA and pandas.NaT are known by their class, so that the core does not need pandas.
+    # pandas.NA and pandas.NaT are recognized by the names of their classes, since the core does not need pandas.
     is_nan = isinstance(value, float) and math.isnan(value)
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

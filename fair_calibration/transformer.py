@@ -17,48 +17,40 @@ from fair_calibration.access.discovery import (
     Discovery,
     Probe,
     discover,
+    evaluating,
     model_name,
     set_implementation,
 )
-from fair_calibration.access.interface import (
-    BaseImplementation,
-    base_implementation,
-    handle_attention,
-    register_implementations,
-)
+from fair_calibration.access.interface import BaseImplementation, base_implementation, register_implementations
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentState, DocumentTransformer
 from fair_calibration.method.baskets import build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
-from fair_calibration.method.last_layer import LastLayer, PooledRows, prove
-from fair_calibration.poolings import excluded_prompt, single_mode
+from fair_calibration.method.last_layer import PooledRows, check_only_pooled_rows_are_read, compare_with_whole_layer
+from fair_calibration.poolings import poolings_of, single_mode
 from fair_calibration.report import DocumentCounts, Summary
-from fair_calibration.settings import Settings
 from fair_calibration.texts import tokenizer_lock
 
 
 @dataclass
 class FairState(DocumentState):
-    """The state of a `FairTransformer`.
+    """The state of a `FairTransformer`."""
 
-    Attributes:
-        base_implementation: The attention implementation that the model was loaded with.
-        discovery: How the model's attention is reached; None before the module is part of a model.
-        last_layer: Set if the last layer is computed for the pooled rows alone (``pooled_row_only``).
-    """
-
-    base_implementation: BaseImplementation = "sdpa"
-    discovery: Discovery | None = None
-    last_layer: LastLayer | None = None
+    config: FairConfig
+    base_implementation: BaseImplementation = "sdpa"  # the attention implementation that the model was loaded with
+    discovery: Discovery | None = None  # how its attention is reached; None before the module is part of a model
+    n_last_linear: int | None = None  # the linear layers after the last attention, if computed for pooled rows alone
 
 
-class FairTransformer(DocumentTransformer[FairState]):
+class FairTransformer(DocumentTransformer):
     """A sentence-transformers `Transformer` that encodes documents with calibrated attention, and queries plainly."""
 
     config_class = FairConfig
+    state: FairState
 
-    def _attach(self, config: Settings) -> None:
-        self.state = FairState(cast(FairConfig, config), base_implementation=base_implementation(self))
+    def attach(self, config: Any) -> None:
+        """Gives the module a new ``state`` with these settings."""
+        self.state = FairState(config, base_implementation=base_implementation(self))
 
     def release(self) -> Transformer:
         """Turns this module back into a plain `Transformer`, in place, and returns it."""
@@ -80,13 +72,11 @@ class FairTransformer(DocumentTransformer[FairState]):
     def use_pooled_row_only(self, model: nn.Module) -> None:
         """Computes the last layer for the pooled rows alone from now on, if that leaves these rows as they are.
 
-        Args:
-            model: The model that this module is part of.
-
         Raises:
             ValueError: Other rows are read as well, the last layer is not calibrated, or the model is not suited to it.
         """
         config, discovery = self._require_ready()
+        check_only_pooled_rows_are_read(config, self.state.followers, len(discovery.modules))
         device = getattr(model, "device", self.model.device)
         mask = self._run_probe(device).attention_mask
         # The probe has only a few tokens.
@@ -99,20 +89,19 @@ class FairTransformer(DocumentTransformer[FairState]):
             with discovery.handle(calibrated_pass, mask), rows or nullcontext():
                 return self._run_probe(device).output
 
-        n_layers = len(discovery.modules)
         rows = PooledRows(baskets.pooled, mask.shape[1])
-        self.state.last_layer = prove(
-            self.model, model_name(self.model), config, self.state.followers, n_layers, rows, encode
-        )
+        with evaluating(self.model):
+            compare_with_whole_layer(model_name(self.model), rows, encode)
+        self.state.n_last_linear = rows.n_linear
 
     @property
     def is_pooled_row_only(self) -> bool:
         """Whether the last layer is computed for the pooled rows alone when documents are encoded."""
-        return self.state.last_layer is not None
+        return self.state.n_last_linear is not None
 
     def resolved_config(self) -> FairConfig:
         """Returns the settings with nothing left on "auto", according to the model's pooling as it is now."""
-        config = cast(FairConfig, self.fair_config)
+        config = self.state.config
         return config.resolve(single_mode(self.state.followers) if config.pooling == "auto" else config.pooling)
 
     def _run_probe(self, device: torch.device) -> Probe:
@@ -127,45 +116,38 @@ class FairTransformer(DocumentTransformer[FairState]):
         result = Transformer.forward(self, features)
         return Probe(result["attention_mask"], result[self.module_output_name])
 
-    def encode_queries(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Runs the transformer as the plain model does."""
-        with handle_attention(None):
-            return super().encode_queries(features, **kwargs)
-
     def encode_documents(self, features: dict[str, Any], strength: float, **kwargs: Any) -> dict[str, Any]:
         """Runs the transformer over documents with calibrated attention, and counts them.
 
         Raises:
             ValueError: The model made other attention calls than when it was calibrated.
         """
-        config, discovery = self._require_ready()
-        if strength > 0 and self.model.training and getattr(self.model, "is_gradient_checkpointing", False):
-            raise ValueError(
-                "gradient checkpointing recomputes attention outside of the calibrated pass, uncalibrated; train with "
-                "model[0].model.gradient_checkpointing_disable() or strength=0"
-            )
         if strength > 0:
-            result, counts = self._forward_calibrated(features, config, discovery, strength, **kwargs)
+            result, counts = self._encode_calibrated(features, strength, **kwargs)
         else:
-            counts = DocumentCounts(plain=features["attention_mask"].shape[0])
-            with discovery.handle(None, features["attention_mask"]):
-                result = Transformer.forward(self, features, **kwargs)
+            result = self.encode_queries(features, **kwargs)
+            counts = DocumentCounts(plain=len(features["attention_mask"]))
         self.counter.add(counts, max_seq_length=self.max_seq_length)
         return result
 
-    def _forward_calibrated(
-        self, features: dict[str, Any], config: FairConfig, discovery: Discovery, strength: float, **kwargs: Any
+    def _encode_calibrated(
+        self, features: dict[str, Any], strength: float, **kwargs: Any
     ) -> tuple[dict[str, Any], DocumentCounts]:
+        config, discovery = self._require_ready()
+        if self.model.training and getattr(self.model, "is_gradient_checkpointing", False):
+            raise ValueError(
+                "gradient checkpointing computes attention again in the backward pass, where it is not calibrated; "
+                "train with model[0].model.gradient_checkpointing_disable() or strength=0"
+            )
         mask = features["attention_mask"]
         baskets = build_baskets(mask, config, prompt_length=self.excluded_prompt(features)).to(mask.device)
         counts = DocumentCounts(sum(baskets.is_calibrated), mask.shape[0] - sum(baskets.is_calibrated))
         if not counts.calibrated:
-            with discovery.handle(None, mask):
-                return Transformer.forward(self, features, **kwargs), counts
+            return self.encode_queries(features, **kwargs), counts
         rows = None
-        last_layer = self.state.last_layer
-        if last_layer is not None:
-            rows = last_layer.rows(config, self.state.followers, baskets)
+        if self.is_pooled_row_only and mask.shape[0] != mask.shape[1]:  # as `PooledRows` needs it
+            check_only_pooled_rows_are_read(config, self.state.followers, len(discovery.modules))
+            rows = PooledRows(baskets.pooled, mask.shape[1])
         layers = frozenset(config.select_layers(len(discovery.modules)))
         calibrated_pass = CalibratedPass(layers, baskets, replace(config, strength=strength), rows)
         with discovery.handle(calibrated_pass, mask), rows or nullcontext():
@@ -176,19 +158,29 @@ class FairTransformer(DocumentTransformer[FairState]):
                 f"{len(discovery.modules)} recorded. Was its attn_implementation changed, or layers added? "
                 "Calibrate the model again"
             )
-        if last_layer is not None and rows is not None:
-            result = last_layer.without_others(rows, result, self.module_output_name)
+        if rows is not None:
+            self._check_pooled_rows(rows, result)
+            result = {**result, self.module_output_name: rows.hide_others(result[self.module_output_name])}
         return result, counts
 
-    def run_handled(self, features: dict[str, Any], handler: AttentionHandler) -> dict[str, Any]:
-        """Runs the transformer over documents with its attention calls sent to ``handler``, and counts nothing.
+    def _check_pooled_rows(self, rows: PooledRows, result: dict[str, Any]) -> None:
+        """Raises a ValueError if the model does not run as when ``pooled_row_only`` was checked."""
+        if rows.n_linear != self.state.n_last_linear:
+            raise ValueError(
+                f"{model_name(self.model)} ran {rows.n_linear} linear layers after its last attention instead of the "
+                f"{self.state.n_last_linear} recorded. Were adapters added or removed? Calibrate the model again"
+            )
+        if "all_layer_embeddings" in result:
+            raise ValueError(
+                "output_hidden_states: with pooled_row_only most states of the last layer are not computed; calibrate "
+                "without it"
+            )
 
-        Args:
-            features: The output of `tokenize_documents`, on the model's device.
-            handler: Receives every attention call.
+    def run_handled(self, features: dict[str, Any], handler: AttentionHandler) -> dict[str, Any]:
+        """Runs the transformer over the output of `tokenize_documents` with its attention calls sent to ``handler``.
 
         Returns:
-            The features together with the transformer's output.
+            The features together with the transformer's output. The documents are not counted.
         """
         _, discovery = self._require_ready()
         own = {"task": "document"} if "task" in self.state.own_kwargs else {}
@@ -197,15 +189,18 @@ class FairTransformer(DocumentTransformer[FairState]):
         return result
 
     def excluded_prompt(self, features: dict[str, Any]) -> int:
-        """Returns the number of leading tokens, those of the prompt, that pooling leaves out."""
-        return excluded_prompt(self.state.followers, features)
+        """Returns the length of the prompt in tokens if pooling leaves the prompt out, else 0."""
+        if all(pooling.include_prompt for pooling in poolings_of(self.state.followers)):
+            return 0
+        length = features.get("prompt_length")
+        return int(length.reshape(-1)[0]) if torch.is_tensor(length) else int(length or 0)
 
     def _require_ready(self) -> tuple[FairConfig, Discovery]:
         self.check_ready()
         return self.resolved_config(), cast(Discovery, self.state.discovery)
 
     def summary(self) -> Summary:
-        """Returns which layers, rows and mechanism are in use, and what became of the documents so far."""
+        """Returns which layers, rows and mechanism are in use, and how many documents were encoded."""
         config, discovery = self._require_ready()
         layers = config.select_layers(len(discovery.modules))
         return Summary(

@@ -1,4 +1,4 @@
-"""The masks and biases of an attention call, read for a few rows or keys at a time instead of as a whole matrix."""
+"""The masks and biases of an attention call, read for a few rows or keys at a time, never as a whole L x K matrix."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class AttentionBias:
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def has_same_masks(self, other: AttentionBias) -> bool:
-        """Returns whether both consist of the same tensors in memory, as most models pass one mask to all layers."""
+        """Returns whether both consist of tensors that share storage, as most models pass one mask to all layers."""
         own, others = (map(_memory, (bias.mask, bias.position_bias)) for bias in (self, other))
         return self.causal == other.causal and list(own) == list(others)
 
     def cached(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns the result of ``compute``, which depends on this object and its batch alone; calls it only once."""
+        """Returns what ``compute`` returned at the first call with this key, in the same batch."""
         if key not in self._cache:
             self._cache[key] = compute()
         result: T = self._cache[key]
@@ -53,9 +53,9 @@ class AttentionBias:
             device: The device on which the attention runs.
 
         Returns:
-            The additive bias (float32) and the visibility (bool, True where a row may see a key), each broadcastable to
-            (b, H, l, n). None in place of the bias means that nothing is added, None in place of the visibility that
-            everything is visible. The bias of a key that is not visible has no meaning.
+            The bias (float32), None if nothing is added to the logits, and the visibility (bool, True where a row may
+            see a key), None if every key is visible. Both are broadcastable to (b, H, l, n). The bias of a key that is
+            not visible has no meaning.
         """
         mask = None if self.mask is None else _take(self.mask, sequences, rows, keys)
         position_bias = None if self.position_bias is None else _take(self.position_bias, sequences, rows, keys)
@@ -86,10 +86,7 @@ class AttentionBias:
         return AttentionBias(mask, position_bias, self.causal)
 
     def rows(self, rows: Tensor, n_keys: int) -> tuple[Tensor | None, Tensor | None]:
-        """Reads the bias and the visibility of one row of each sequence, whose positions are int64 (B,), as `block`.
-
-        They are broadcastable to (B, H, K).
-        """
+        """Reads the bias and visibility of one row of each sequence, int64 (B,), as `block` does, for (B, H, K)."""
         mask = None if self.mask is None else _take_rows(self.mask, rows)
         position_bias = None if self.position_bias is None else _take_rows(self.position_bias, rows)
         visible = None
@@ -99,7 +96,7 @@ class AttentionBias:
 
 
 def _memory(tensor: Tensor | None) -> object:
-    """Returns what tells apart where tensors are in memory."""
+    """Returns where a tensor is in memory, and how it is laid out there."""
     return None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 

@@ -1,4 +1,4 @@
-"""The two kinds of attention calls that models make, and the protocol of what may take them over."""
+"""The two kinds of attention calls that models make, and the protocol of a handler that takes them over."""
 
 from __future__ import annotations
 
@@ -15,42 +15,31 @@ from fair_calibration.access.attention_bias import AttentionBias
 class FusedCall:
     """One call of a whole attention function: queries, keys and values go in, the output comes out.
 
-    Attributes:
-        name: The class name of the attention module.
-        query: (B, H, L, D).
-        key: (B, H_kv, K, D); H is a multiple of H_kv.
-        value: (B, H_kv, K, D_v).
-        scale: The factor by which the products of query and key are multiplied.
-        bias: The masks and biases of the call.
-        run_plain: Runs the model's own attention. It returns the output (B, L, H, D_v), and the attention weights if
-            the model's attention returns them, else None.
+    ``run_plain`` runs the model's own attention. It returns the output (B, L, H, D_v), and the attention weights if the
+    model's attention returns them, else None.
     """
 
-    name: str
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    scale: float
+    name: str  # the class name of the attention module
+    query: Tensor  # (B, H, L, D)
+    key: Tensor  # (B, H_kv, K, D); H is a multiple of H_kv
+    value: Tensor  # (B, H_kv, K, D_v)
+    scale: float  # multiplies the products of query and key
     bias: AttentionBias
     run_plain: Callable[[], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
 class SoftmaxCall:
-    """One softmax with which a model that computes attention by itself turns its logits into weights.
+    """One softmax with which a model that computes attention itself turns its logits into weights.
 
-    Attributes:
-        name: The class name of the attention module.
-        logits: (B, H, L, L), masks and biases included.
-        softmax: Runs the model's own softmax. The weights that it returns have the model's shape, in which (B, H) may
-            be one dimension or more than two.
-        hidden_below: A key whose logit is at most this is masked.
+    ``softmax`` runs the model's own softmax. The weights that it returns have the model's shape, in which (B, H) may be
+    one dimension or more than two.
     """
 
-    name: str
-    logits: Tensor
+    name: str  # the class name of the attention module
+    logits: Tensor  # (B, H, L, L), masks and biases included
     softmax: Callable[[], Tensor]
-    hidden_below: float
+    hidden_below: float  # a key whose logit is at most this is masked
 
 
 class AttentionHandler(Protocol):

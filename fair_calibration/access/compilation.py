@@ -1,4 +1,4 @@
-"""Running models that were compiled with torch.compile uncompiled, for as long as a forward pass is calibrated."""
+"""Runs compiled models uncompiled while a forward pass is calibrated."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _stances: list[Any] = []  # one for each pass that is running, in any thread
 
 @contextmanager
 def run_uncompiled() -> Iterator[None]:
-    """Makes compiled models and functions run uncompiled, since their compiled graphs know nothing of calibration.
+    """Makes models and functions of torch.compile run uncompiled, as their graphs were compiled without calibration.
 
-    torch has one setting ("stance") for all threads, so compiled models in other threads run uncompiled meanwhile, too.
+    torch has one setting ("stance") for all threads, so compiled models in other threads run uncompiled as well.
 
     Raises:
-        ValueError: This is called from inside a compiled function.
+        ValueError: This is called inside a compiled function.
     """
     with _lock:
         try:

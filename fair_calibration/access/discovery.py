@@ -1,12 +1,12 @@
-"""Finding out how the attention of a model is reached, and which attention layers it has.
+"""Finds out how the attention of a model is reached, and which attention layers it has.
 
-There is no table of model names. Two short texts are run through the model while its attention calls are recorded.
+No table of model names is needed: two short texts are run through the model while its attention calls are recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,56 +29,37 @@ PROBE_TEXTS = ("one", "A probe of two lengths, so that one of the two sequences 
 
 
 class Probe(NamedTuple):
-    """The result of one forward pass over `PROBE_TEXTS`.
+    """The result of one forward pass over `PROBE_TEXTS`."""
 
-    Attributes:
-        attention_mask: (B, L), 1 for tokens and 0 for padding.
-        output: The model's output, usually (B, L, D).
-    """
-
-    attention_mask: Tensor
-    output: Tensor
+    attention_mask: Tensor  # (B, L), 1 for tokens and 0 for padding
+    output: Tensor  # usually (B, L, D)
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """How the attention of one model is reached.
+    """How the attention of one model is reached."""
 
-    Attributes:
-        mechanism: A description in words.
-        modules: The class names of the attention modules, in the order in which they are called.
-        shapes: The shapes of the calls to intercept. Empty if transformers' AttentionInterface is used.
-        hidden_below: In an intercepted softmax, a key whose logit is at most this is masked.
-    """
-
-    mechanism: str
-    modules: tuple[str, ...]
-    shapes: frozenset[CallShape] = frozenset()
-    hidden_below: float = -torch.inf
+    mechanism: str  # a description in words
+    modules: tuple[str, ...]  # the class names of the attention modules, in the order in which they are called
+    shapes: frozenset[CallShape] = frozenset()  # of the calls to intercept; empty for the AttentionInterface
+    hidden_below: float = -torch.inf  # in an intercepted softmax, a key whose logit is at most this is masked
 
     @contextmanager
-    def handle(self, handler: AttentionHandler | None, attention_mask: Tensor) -> Iterator[None]:
-        """Hands the model's attention calls in this thread to ``handler`` during one forward pass over a batch.
-
-        Args:
-            handler: Takes over the calls; None leaves them plain.
-            attention_mask: (B, L), of the batch.
-        """
-        if handler is None or not self.shapes:
-            with run_uncompiled() if handler else nullcontext(), handle_attention(handler):
-                yield
-        else:
+    def handle(self, handler: AttentionHandler, attention_mask: Tensor) -> Iterator[None]:
+        """Hands the model's attention calls in this thread to ``handler`` during a forward pass over a batch (B, L)."""
+        reach: AbstractContextManager[Any] = handle_attention(handler)
+        if self.shapes:
             shape = attention_mask.shape
-            interception = Interception(handler, shape, shapes=self.shapes, hidden_below=self.hidden_below)
-            with run_uncompiled(), interception:
-                yield
+            reach = Interception(handler, shape, shapes=self.shapes, hidden_below=self.hidden_below)
+        with run_uncompiled(), reach:
+            yield
 
 
 def discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Callable[[], Probe]) -> Discovery:
-    """Finds out how the attention of a model is reached: through the AttentionInterface, or else by interception.
+    """Finds out whether the attention of a model is reached through the AttentionInterface or by interception.
 
     Args:
-        model: The transformers model. If it uses the AttentionInterface, our implementation is set on it afterwards.
+        model: The transformers model. If it uses the AttentionInterface, our implementation stays set on it.
         base: The attention implementation that it was loaded with.
         run_probe: Runs the model over a batch in which one sequence is padded.
 
@@ -92,7 +73,7 @@ def discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Callab
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Runs a model without gradients and, for as long as the context lasts, in evaluation mode."""
+    """A context in which a model is in evaluation mode, and runs without gradients."""
     training = [(module, module.training) for module in model.modules()]
     model.train(False)
     try:
@@ -122,7 +103,7 @@ def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Calla
             recorded = run_probe()
         if routed.modules and len(routed.modules) == (n_layers or len(routed.modules)):
             if not torch.equal(plain.output, recorded.output):
-                raise ValueError(f"{name} computes something else when its attention is routed through ours")
+                raise ValueError(f"{name} computes something else when its attention is routed through our function")
             return Discovery(f"transformers AttentionInterface, on top of {base}", tuple(routed.modules))
         set_implementation(model, base)
 
@@ -142,7 +123,7 @@ def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Calla
     if interception.attention.keys() & interception.others.keys():
         raise ValueError(
             f"{name} attends not only over the batch's tokens but, with as many heads, over something else as well: "
-            "its attention cannot be told apart, and the model cannot be calibrated"
+            "which of these calls to calibrate cannot be determined, so the model cannot be calibrated"
         )
     if intercepted.doubts:
         raise ValueError(intercepted.doubts[0])
@@ -173,17 +154,13 @@ def _check_finite(model: PreTrainedModel, plain: Probe) -> None:
 
 
 def _has_non_finite(parameter: nn.Parameter) -> bool:
-    # Packed, quantized and offloaded parameters are passed over: they cannot be examined in one common way.
+    # Packed, quantized and offloaded parameters are skipped, since there is no common way to examine them.
     is_ordinary = type(parameter.data) is Tensor and parameter.is_floating_point() and not parameter.is_meta
     return is_ordinary and not bool(parameter.float().isfinite().all())
 
 
 def set_implementation(model: PreTrainedModel, name: str) -> None:
-    """Sets the attention implementation of a model, unless the model has it already.
-
-    Raises:
-        ValueError: The model does not let it be set.
-    """
+    """Sets the attention implementation of a model; a ValueError if the model does not allow it."""
     if model.config._attn_implementation != name:
         model.set_attn_implementation(name)
     if model.config._attn_implementation != name:
@@ -191,7 +168,7 @@ def set_implementation(model: PreTrainedModel, name: str) -> None:
 
 
 def model_name(model: nn.Module) -> str:
-    """Returns the class name of a model, looking through the wrapper that torch.compile puts around it."""
+    """Returns the class name of a model, also of one inside the wrapper of torch.compile."""
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
@@ -205,10 +182,10 @@ def _n_layers(model: PreTrainedModel) -> int | None:
 
 @contextmanager
 def _trace_modules(model: nn.Module) -> Iterator[Callable[[], str]]:
-    """Keeps track of the running modules; torch's own, such as `torch.nn.Softmax`, count as their caller.
+    """Yields a function that returns the class name of the module that is running, to be called once per attention.
 
-    Yields a function that notes an attention call of the innermost module and returns the module's class name. It
-    raises a ValueError if this is the second call in one run of the module.
+    It raises a ValueError at the second call in one run of a module. While one of torch's own modules is running, such
+    as `torch.nn.Softmax`, the module that called it counts as the one that is running.
     """
     # sentence-transformers calls the model's forward method directly, so no hook is run for the model itself.
     stack = [(model_name(model), False)]  # class names, and whether the module has made an attention call

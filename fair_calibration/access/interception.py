@@ -1,7 +1,7 @@
-"""Reaching the attention of models that compute it by themselves, by intercepting torch's functions.
+"""Reaches the attention of models that compute it themselves, by intercepting torch's functions.
 
 Such a model, MPNet for example, either turns its attention logits into weights with one of torch's softmax functions,
-or calls torch's scaled_dot_product_attention. During a forward pass a `TorchFunctionMode` sees these calls.
+or calls torch's scaled_dot_product_attention. During a forward pass a `TorchFunctionMode` receives these calls.
 """
 
 from __future__ import annotations
@@ -30,16 +30,10 @@ _FUNCTIONS: dict[Any, str] = {
 
 
 class CallShape(NamedTuple):
-    """What is the same about the attention calls of one kind in a model, whatever the batch.
+    """The properties by which attention calls of a model are recognized, which do not depend on the batch."""
 
-    Attributes:
-        function: `SOFTMAX` or `SDPA`.
-        n_dims: The number of dimensions of the logits or queries.
-        n_heads: H.
-    """
-
-    function: str
-    n_dims: int
+    function: str  # `SOFTMAX` or `SDPA`
+    n_dims: int  # the number of dimensions of the logits or queries
     n_heads: int
 
 
@@ -47,12 +41,9 @@ class Interception(TorchFunctionMode):
     """A context that hands what looks like self-attention over the tokens of one batch to a handler.
 
     A softmax looks like attention if its logits are (B, H, L, L) and it runs over the last dimension; (B, H) may also
-    be one dimension or more than two. A scaled_dot_product_attention looks like it if its queries and keys are
-    (B, H, L, D). All other calls run unchanged, and so do all calls of other threads.
-
-    Attributes:
-        attention: The number of calls of each shape that the handler was given.
-        others: The number of other calls of the two functions, by shape.
+    be one dimension or more than two. A scaled_dot_product_attention does if its queries and keys are (B, H, L, D). All
+    other calls run unchanged, and so do all calls of other threads. ``attention`` counts the calls that the handler was
+    given by shape, and ``others`` the other calls of the two functions.
     """
 
     def __init__(
@@ -64,13 +55,12 @@ class Interception(TorchFunctionMode):
         hidden_below: float = -torch.inf,
         name: Callable[[], str] = lambda: "the model",
     ) -> None:
-        """Prepares the interception of one forward pass.
+        """Prepares the interception of one forward pass over a batch of shape (B, L).
 
         Args:
             handler: Takes over the calls.
-            batch_shape: (B, L) of the batch.
-            shapes: The shapes of calls that are known to be the model's attention; None means that everything counts
-                that looks like attention.
+            batch_shape: (B, L).
+            shapes: The shapes of the model's attention calls; None means all calls that look like attention.
             hidden_below: A key whose logit in a softmax is at most this is masked.
             name: Returns the class name of the attention module that is running.
         """

@@ -1,19 +1,19 @@
-"""Reaching the attention of models that use transformers' AttentionInterface.
+"""Reaches the attention of models that use transformers' AttentionInterface.
 
-We register attention functions of our own with that interface, "fair_sdpa" and "fair_eager", and set one of them on the
-model. During a calibrated forward pass the function hands each attention call to the current handler (see
-`handle_attention`). At all other times it only calls the implementation that the model was loaded with. The attention
-of models that do not use the interface is intercepted instead (`interception`).
+Two attention functions, "fair_sdpa" and "fair_eager", are registered with that interface, and one of them is set on the
+model. During a calibrated forward pass it hands each attention call to the current handler (`handle_attention`). At all
+other times it calls the implementation that the model was loaded with. The attention of models that do not use the
+interface is intercepted instead (`interception`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ BASE_IMPLEMENTATIONS: tuple[BaseImplementation, ...] = ("sdpa", "eager")
 # Soft-capped logits, attention sinks and unpadded batches: with these, softmax(scale * q k + bias) over (B, H, L, K) is
 # not what the model computes.
 _UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "cu_seq_lens_q")
-AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 _handler: ContextVar[AttentionHandler | None] = ContextVar("fair_calibration_handler", default=None)
@@ -37,7 +36,7 @@ _handler: ContextVar[AttentionHandler | None] = ContextVar("fair_calibration_han
 
 @contextmanager
 def handle_attention(handler: AttentionHandler | None) -> Iterator[None]:
-    """Hands the attention calls of this thread to ``handler`` while the context lasts; None leaves them plain."""
+    """A context in which ``handler`` gets the attention calls of this thread; with None they run unchanged."""
     token = _handler.set(handler)
     try:
         yield
@@ -71,7 +70,7 @@ def implementation_name(base: BaseImplementation) -> str:
 
 
 def register_implementations() -> None:
-    """Registers our attention functions with transformers. Calling it again changes nothing."""
+    """Registers our attention functions with transformers; further calls change nothing."""
     for base in BASE_IMPLEMENTATIONS:
         name = implementation_name(base)
         if name not in ALL_ATTENTION_FUNCTIONS:
@@ -91,50 +90,38 @@ def _attention_forward(
     **arguments: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function that transformers calls in place of ``base_name``'s."""
-    handler = _handler.get()
+    handler, plain = _handler.get(), _base_function(base_name, module)
     if handler is None:
-        return _base_function(base_name, module)(module, query, key, value, attention_mask, **arguments)
+        return plain(module, query, key, value, attention_mask, **arguments)
     if unsupported := [name for name in _UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]:
         raise ValueError(
             f"{type(module).__name__} passes {unsupported} to its attention, which calibration does not support"
         )
-    return handler.attend(read_call(base_name, module, query, key, value, attention_mask, arguments))
-
-
-def read_call(
-    base_name: BaseImplementation,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    arguments: Mapping[str, Any],
-) -> FusedCall:
-    """Returns a call of the AttentionInterface in the form that handlers take; ``mask`` is as in `AttentionBias`."""
     is_causal, scaling = arguments.get("is_causal"), arguments.get("scaling")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)  # transformers' own default
     # transformers leaves out the mask of sdpa, but never that of eager attention, where causality alone would do.
-    causal = bool(is_causal) and mask is None and query.shape[2] > 1 and base_name == "sdpa"
-    return FusedCall(
-        name=type(module).__name__,
-        query=query,
-        key=key,
-        value=value,
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        bias=AttentionBias(mask, arguments.get("position_bias"), causal),
-        run_plain=partial(_base_function(base_name, module), module, query, key, value, mask, **arguments),
+    causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1 and base_name == "sdpa"
+    return handler.attend(
+        FusedCall(
+            name=type(module).__name__,
+            query=query,
+            key=key,
+            value=value,
+            scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+            bias=AttentionBias(attention_mask, arguments.get("position_bias"), causal),
+            run_plain=partial(plain, module, query, key, value, attention_mask, **arguments),
+        )
     )
 
 
-def _base_function(name: BaseImplementation, module: nn.Module) -> AttentionFunction:
+def _base_function(name: BaseImplementation, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Returns the model's own attention function."""
-    if name == "sdpa":
-        return cast(AttentionFunction, ALL_ATTENTION_FUNCTIONS["sdpa"])
-    # Every modeling file of transformers has an eager function of its own, under this name.
-    function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    function: Callable[..., tuple[Tensor, Tensor | None]] | None = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    if name == "eager":  # every modeling file of transformers has a function of its own, under this name
+        function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if function is None:
         raise ValueError(
             f"{type(module).__name__} has no eager attention function; load the model with attn_implementation='sdpa'"
         )
-    return cast(AttentionFunction, function)
+    return function

@@ -1,4 +1,4 @@
-"""Recording the attention calls of a plain forward pass, and checking that they can be calibrated."""
+"""Records the attention calls of a plain forward pass, and checks that they can be calibrated."""
 
 from __future__ import annotations
 
@@ -21,29 +21,22 @@ class AttentionRecorder:
     """Records the attention calls of a plain forward pass over a short batch in which one sequence is padded.
 
     Calibration works on the logits, so it would give wrong results for an attention that computes anything but
-    softmax(scale * q k + bias) v. The recorder finds that out before any document is encoded: it recomputes the output
-    of every fused call and compares. Of an intercepted softmax only the logits and weights are known. Whether it is
-    attention over the tokens of the batch shows in how it treats the padding.
-
-    Attributes:
-        attention_mask: (B, L), of the batch.
-        intercepting: Whether the calls come from an `Interception`, which can only guess what is attention.
-        modules: The class names of the attention modules, in the order of the calls.
-        doubts: Reasons why an intercepted call is not an attention that can be calibrated. They are collected, not
-            raised, because the number of calls has to be checked first.
-        highest_mask: The highest logit with which a key was masked.
+    softmax(scale * q k + bias) v. Therefore the recorder recomputes the output of every fused call and compares. Of an
+    intercepted softmax only the logits and weights are known. That it is attention over the tokens of the batch is
+    concluded from how it treats the padding. Reasons to doubt it are collected in ``doubts`` and not raised at once,
+    because the number of calls has to be checked first.
     """
 
-    attention_mask: Tensor
-    intercepting: bool = False
-    modules: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-    highest_mask: float = -torch.inf
+    attention_mask: Tensor  # (B, L), of the batch
+    intercepting: bool = False  # whether the calls come from an `Interception`, which can only guess what is attention
+    modules: list[str] = field(default_factory=list)  # the class names of the attention modules, in order of the calls
+    doubts: list[str] = field(default_factory=list)  # why intercepted calls are not attention that can be calibrated
+    highest_mask: float = -torch.inf  # the highest logit of a masked key
 
     @property
     def hidden_below(self) -> float:
-        """The logit up to which a key counts as masked, close to the masks so that distant keys under ALiBi do not."""
-        # Logits that are added to a mask vary it a little. Masks below float16's range are all treated alike.
+        """The logit up to which a key counts as masked; distant keys under ALiBi stay above it."""
+        # A mask varies with the logits that it is added to. Masks below float16's range are all treated alike.
         return max(0.9 * self.highest_mask, torch.finfo(torch.float16).min / 2)
 
     def attend(self, call: FusedCall) -> tuple[Tensor, Tensor | None]:
@@ -97,18 +90,17 @@ class AttentionRecorder:
         return weights
 
     def _check_finite(self, name: str, values: Tensor) -> None:
-        """Checks what the plain attention computed at the positions of tokens; at padding, anything is allowed."""
+        """Checks that the plain attention computed finite values."""
         if not values.isfinite().all():
             raise non_finite_error(f"{name}, one of the model's attention layers,", values.dtype)
 
     def _check_padding(self, name: str, logits: Tensor) -> None:
-        """Checks that logits (B, H, L, L) mask the batch's padding, and takes note of how low masked logits are."""
+        """Checks that logits (B, H, L, L) mask the batch's padding, and records how low masked logits are."""
         valid = self.attention_mask.bool()
         row, key = valid[:, None, :, None], valid[:, None, None, :]
         masked = logits <= _MASKED_BELOW
-        # Tokens must not see padding. Under a causal mask they would not see padding on their right in any case, be it
-        # of this sequence or another. So rows of padding after a token must not see earlier padding, either. Rows of
-        # padding on the left may see anything, since there is no token that they could see.
+        # Tokens must not see padding. A causal mask alone would hide padding on their right, so that rows of padding
+        # after a token must not see earlier padding, either. Rows of padding on the left may see anything.
         earlier = torch.ones_like(masked[0, 0]).tril(-1)
         after_token = (valid.cumsum(1) > 0)[:, None, :, None]
         must_be_masked = (~key & (row | (after_token & earlier))).expand(logits.shape)
@@ -124,7 +116,7 @@ class AttentionRecorder:
 
 
 def non_finite_error(what: str, dtype: torch.dtype, hint: str = "") -> ValueError:
-    """Returns the error for what computes NaN or infinite values in a dtype without calibration; ``hint``: a cause."""
+    """Returns the error for a plain model that computes NaN or infinite values; ``hint`` may name the cause."""
     wider = [str(d).removeprefix("torch.") for d in (torch.bfloat16, torch.float32) if d != dtype]
     remedy = "check its weights"
     if dtype in (torch.float16, torch.bfloat16):

@@ -1,1 +1,1 @@
-"""The other way to one position-fair vector: a document encoded in even chunks that are joined into one vector."""
+"""Even chunks: documents are encoded in chunks of equal length, which are joined into one position-fair vector."""

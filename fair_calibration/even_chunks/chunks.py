@@ -1,4 +1,4 @@
-"""Which tokens of which documents make which inputs of the model, where documents are encoded in even chunks."""
+"""Cuts documents into even chunks, and groups the chunks into forward passes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,14 @@ from torch import Tensor
 
 
 class Frame(NamedTuple):
-    """How many tokens stand before and after the text in every input."""
+    """The number of tokens before and after the text in every input."""
 
     prefix: int
     suffix: int
 
 
 class Row(NamedTuple):
-    """One input of the model.
-
-    Attributes:
-        document: The index of its document.
-        first: Its first content token, counted in the content of the document.
-        stop: The one after its last.
-    """
+    """One input of the model: the content tokens ``first`` to ``stop - 1`` of a document, given by its index."""
 
     document: int
     first: int
@@ -31,10 +25,10 @@ class Row(NamedTuple):
 
 
 def frame_of(empty: Sequence[int], letter: Sequence[int]) -> Frame:
-    """Returns what the token ids of an empty text and of one letter have in common at both ends.
+    """Returns how many token ids an empty text and one letter have in common at both ends.
 
     Raises:
-        ValueError: They are the same.
+        ValueError: All ids are the same.
     """
     if list(letter) == list(empty):
         raise ValueError(
@@ -49,7 +43,7 @@ def _n_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def content_ranges(attention_mask: Tensor, frame: Frame) -> tuple[tuple[int, int], ...]:
-    """Returns for every row of a mask (B, K) the range of the text between prefix and suffix."""
+    """Returns the range of the text between prefix and suffix for every row of a mask (B, K)."""
     ranges = []
     for mask in attention_mask.detach().cpu().bool():
         valid = mask.nonzero().squeeze(-1)
@@ -60,7 +54,7 @@ def content_ranges(attention_mask: Tensor, frame: Frame) -> tuple[tuple[int, int
 
 
 def group_rows(lengths: Sequence[int], tokens_per_pass: int) -> Iterator[list[int]]:
-    """Yields the indices of rows pass by pass, short rows first; no pass is larger than asked, but for a single row."""
+    """Yields the indices of the rows of each pass, short rows first; only a single row may exceed the size."""
     group: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if group and lengths[i] * (len(group) + 1) > tokens_per_pass:

@@ -1,8 +1,8 @@
 """Encodes one batch of documents in even chunks: each chunk by itself, and their parts joined into one vector.
 
-Every chunk is an input of its own, ``prefix chunk suffix``, where prefix and suffix are what the model puts around a
-text: special tokens, prompt, chat template. So no chunk stands later than another, and a document may be longer than
-the model's inputs.
+Every chunk is a separate input ``prefix chunk suffix``, where prefix and suffix are what the model adds to a text:
+special tokens, prompt, chat template. So no chunk is at a later position than another, and a document may be longer
+than the model's inputs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,9 @@ _DEFAULT_INPUT = 512  # tokens of a chunk's input at most, for models without a 
 
 
 def longest_input(frame: Frame, config: EvenChunks, max_seq_length: int | None) -> int:
-    """Returns the most tokens of one input of the model, which must have room for a chunk, prompt and special tokens.
+    """Returns the largest number of tokens of one input, which holds a chunk, the prompt and special tokens.
 
-    Args:
-        frame: The number of tokens before and after the text in every input.
-        config: The settings.
-        max_seq_length: The model's limit; without one it is 512 tokens and the frame, or more for larger chunks.
+    If ``max_seq_length`` is not a limit, it is 512 tokens and the frame, or more for larger chunks.
 
     Raises:
         ValueError: A chunk does not fit into one input.
@@ -71,9 +68,9 @@ class ChunkEncoder:
                 ``token_type_ids``, each (B, K).
             frame: The number of tokens before and after the text in every input.
             config: The settings.
-            run: Runs the model over the features of R inputs, and returns token embeddings, (R, K, D).
-            pooling: The module that makes one vector of token embeddings.
-            max_seq_length: The most tokens of one input; None for no limit.
+            run: Runs the model over the features of R inputs, and returns token embeddings (R, K, D).
+            pooling: The model's pooling module.
+            max_seq_length: The largest number of tokens of one input; None for no limit.
             tokenizer: The model's tokenizer.
 
         Raises:
@@ -89,7 +86,7 @@ class ChunkEncoder:
                 f"features: {unknown} cannot be cut into chunks, only {sorted(_TOKEN_FEATURES)} can; use a FairConfig"
             )
         self._tensors = tensors
-        self._prompt = {name: features[name] for name in ("prompt_length",) if name in features}
+        self._prompt = {"prompt_length": features["prompt_length"]} if "prompt_length" in features else {}
         self._frame, self._config, self._run, self._pooling = frame, config, run, pooling
         self._pad_id = getattr(tokenizer, "pad_token_id", None) or 0
         self._cuts_start = getattr(tokenizer, "truncation_side", "right") == "left"
@@ -98,7 +95,7 @@ class ChunkEncoder:
         self._is_long = [n > config.chunk_size for n in self._n_content]
 
     def counts(self, strength: float) -> DocumentCounts:
-        """Returns how many documents are cut into chunks, fit into one chunk, or are encoded plainly, at a strength."""
+        """Returns how many documents are cut into chunks, fit into one chunk, or are encoded by the plain model."""
         if strength > 0:
             return DocumentCounts(calibrated=sum(self._is_long), too_short=len(self._is_long) - sum(self._is_long))
         truncated = sum(not self._fits(n) for n in self._n_content)
@@ -107,8 +104,8 @@ class ChunkEncoder:
     def encode(self, strength: float) -> Tensor:
         """Returns the documents' vectors, (B, D).
 
-        They are ``(1 - strength) * whole + strength * joined``, of documents in one chunk the whole alone and, unless
-        the strength is 0, of documents that do not fit into one input the joined vector alone.
+        They are ``(1 - strength) * whole + strength * joined``. Documents in one chunk have no joined vector, and those
+        that do not fit into one input have no whole vector, unless the strength is 0.
         """
         weights = [self._joined_share(n, strength) for n in self._n_content]
         whole = [i for i, weight in enumerate(weights) if weight < 1]
@@ -168,15 +165,11 @@ class ChunkEncoder:
     def _token_units(
         self, rows: tuple[Row, ...], documents: list[int], counts: list[int]
     ) -> tuple[Tensor, Tensor, torch.dtype]:
-        """Sums the token embeddings of the documents' units.
-
-        Returns:
-            The sums of the T units, float32 (T, D), the mean of each document, float32 (B, D), and the model's dtype.
-        """
+        """Returns the sums of the units (T, D) and the documents' means (B, D), float32, and the model's dtype."""
         first_unit = dict(zip(documents, accumulate(counts, initial=0), strict=False))
         n_units = dict(zip(documents, counts, strict=True))
         total = sum(counts)
-        sums: Tensor | None = None
+        sums = torch.empty(0)
         for indices, embeddings, _ in self._passes(rows):
             unit = torch.full(embeddings.shape[:2], total)
             for place, i in enumerate(indices):
@@ -184,11 +177,9 @@ class ChunkEncoder:
                 tokens = torch.arange(first, stop) * n_units[document] // self._n_content[document]
                 unit[place, self._frame.prefix : self._frame.prefix + stop - first] = tokens + first_unit[document]
             states = embeddings.float().flatten(0, 1)
-            sums = states.new_zeros(total + 1, states.shape[1]) if sums is None else sums
+            sums = sums if len(sums) else states.new_zeros(total + 1, states.shape[1])
             sums = sums.index_add(0, unit.flatten().to(states.device), states)
             dtype = embeddings.dtype
-        if sums is None:
-            raise ValueError("documents: expected at least one that is cut into chunks")
         sums = sums[:total]
         lengths = torch.tensor([self._n_content[i] for i in documents], device=sums.device)
         means = torch.stack([part.sum(0) for part in torch.split(sums, counts)]) / lengths[:, None]

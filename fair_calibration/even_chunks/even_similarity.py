@@ -1,4 +1,4 @@
-"""One vector for many: the direction that is about equally similar to all of them."""
+"""Joins vectors into one that is about equally similar to all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model that encodes in even chunks reports about itself."""
+"""The summary of a model that encodes in even chunks."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -11,7 +11,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 
 from fair_calibration.access.discovery import model_name
-from fair_calibration.access.interface import handle_attention
 from fair_calibration.document_transformer import DocumentState, DocumentTransformer, Tokenized
 from fair_calibration.even_chunks.chunks import Frame, frame_of
 from fair_calibration.even_chunks.config import EvenChunks
@@ -20,50 +19,50 @@ from fair_calibration.even_chunks.report import EvenChunksSummary
 from fair_calibration.limits import position_limit
 from fair_calibration.poolings import check_pooled_directly, single_mode
 from fair_calibration.report import DocumentCounts
-from fair_calibration.settings import Settings
 from fair_calibration.texts import tokenizer_lock
 
 
 @dataclass
 class EvenChunksState(DocumentState):
-    """The state of an `EvenChunksTransformer`.
+    """The state of an `EvenChunksTransformer`."""
 
-    Attributes:
-        frames: By prompt, the number of tokens before and after the text in every input.
-    """
-
-    frames: dict[str | None, Frame] = field(default_factory=dict)
+    config: EvenChunks
+    frames: dict[str | None, Frame] = field(default_factory=dict)  # by prompt
 
 
-class EvenChunksTransformer(DocumentTransformer[EvenChunksState]):
+class EvenChunksTransformer(DocumentTransformer):
     """A sentence-transformers `Transformer` that encodes documents in even chunks, and queries plainly.
 
     Its output for a document is one token embedding: the document's vector, which the pooling module passes on.
     """
 
     config_class = EvenChunks
+    state: EvenChunksState
 
-    def _attach(self, config: Settings) -> None:
+    def attach(self, config: Any) -> None:
+        """Gives the module a new ``state`` with these settings."""
         self.state = EvenChunksState(config)
 
-    def prepare(self, model: nn.Module) -> None:  # noqa: ARG002
-        """Checks that the model's pooling works on chunks, and that a chunk fits into the model's inputs.
+    def use_pooled_row_only(self, model: nn.Module) -> None:  # noqa: ARG002
+        """Raises a ValueError: the plain model encodes the chunks in full."""
+        raise ValueError(
+            "pooled_row_only: expected False with EvenChunks, whose chunks the plain model encodes in full, got True; "
+            "set pooled_row_only=False, or calibrate with a FairConfig"
+        )
 
-        Raises:
-            ValueError: It does not.
-        """
+    def prepare(self, model: nn.Module) -> None:  # noqa: ARG002
+        """Raises a ValueError if the model's pooling does not work on chunks, or a chunk does not fit into an input."""
         self._pooling()
-        longest_input(self._frame(None), cast(EvenChunks, self.fair_config), position_limit(self.model))
+        longest_input(self._frame(None), self.state.config, position_limit(self.model))
 
     def _pooling(self) -> Pooling:
         return check_pooled_directly(self.state.followers, "cls", "last", "mean", setting="EvenChunks")
 
     def _frame(self, prompt: str | None, **kwargs: Any) -> Frame:
-        """Returns the number of tokens that the model puts before and after a text."""
+        """Returns the number of tokens that the model adds before and after a text."""
         frames = self.state.frames
         with tokenizer_lock:
             if prompt not in frames:
-                # The frame is what an empty text and another one have in common at both ends.
                 pair = [Transformer.preprocess(self, [text], prompt=prompt, **kwargs) for text in ("", "a")]
                 frames[prompt] = frame_of(*(p["input_ids"][0][p["attention_mask"][0] > 0].tolist() for p in pair))
         return frames[prompt]
@@ -82,22 +81,20 @@ class EvenChunksTransformer(DocumentTransformer[EvenChunksState]):
         own = kwargs.pop("processing_kwargs", None) or {}
         kwargs["processing_kwargs"] = {**own, "text": {**own.get("text", {}), "truncation": False, "verbose": False}}
         frame = self._frame(prompt, **kwargs)
-        longest_input(frame, cast(EvenChunks, self.fair_config), self.max_seq_length)  # before anything is encoded
+        longest_input(frame, self.state.config, self.max_seq_length)  # before anything is encoded
         features, _ = super().tokenize_documents(inputs, prompt, strength=strength, **kwargs)
         return Tokenized({**features, "frame": frame} if features else features, 0)
 
     def encode_queries(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Runs the transformer as the plain model does."""
-        with handle_attention(None):  # the weights may be shared with a calibrated model
-            if "frame" not in features:
-                return super().encode_queries(features, **kwargs)
-            # Only the forward pass was told that these are queries, so they are not truncated yet.
-            encoder, others = self._chunk_encoder(dict(features), **kwargs)
-            output = self._output(encoder.encode(0.0), others)
+        if "frame" not in features:
+            return super().encode_queries(features, **kwargs)
+        # They were tokenized as documents, so they are not truncated yet.
+        encoder, others = self._chunk_encoder(dict(features), **kwargs)
         if n_truncated := encoder.counts(0.0).truncated:
             counts = DocumentCounts(truncated_queries=n_truncated)
             self.counter.add(counts, max_seq_length=self.max_seq_length)
-        return output
+        return self._output(encoder.encode(0.0), others)
 
     def encode_documents(self, features: dict[str, Any], strength: float, **kwargs: Any) -> dict[str, Any]:
         """Encodes documents in even chunks, and counts them.
@@ -113,27 +110,26 @@ class EvenChunksTransformer(DocumentTransformer[EvenChunksState]):
                 )
             self.counter.add(DocumentCounts(plain=len(features["attention_mask"])), max_seq_length=self.max_seq_length)
             return self.encode_queries(features, **kwargs)
-        with handle_attention(None):
-            encoder, others = self._chunk_encoder(features, **kwargs)
-            vectors = encoder.encode(strength)
+        encoder, others = self._chunk_encoder(features, **kwargs)
+        vectors = encoder.encode(strength)
         self.counter.add(encoder.counts(strength), max_seq_length=self.max_seq_length)
         return self._output(vectors, others)
 
     def _chunk_encoder(self, features: dict[str, Any], **kwargs: Any) -> tuple[ChunkEncoder, dict[str, Any]]:
-        """Returns what encodes a batch of whole documents, and the features that are the same for all its chunks."""
+        """Returns the encoder of a batch of whole documents, and the features that all its chunks share."""
         frame: Frame = features.pop("frame")
         others = {
             name: value for name, value in features.items() if not torch.is_tensor(value) and name != "prompt_length"
         }
 
         def run(rows: dict[str, Any]) -> torch.Tensor:
-            states: torch.Tensor = Transformer.forward(self, {**others, **rows}, **kwargs)[self.module_output_name]
+            states: torch.Tensor = self.encode_queries({**others, **rows}, **kwargs)[self.module_output_name]
             return states
 
         encoder = ChunkEncoder(
             features,
             frame,
-            cast(EvenChunks, self.fair_config),
+            self.state.config,
             run=run,
             pooling=self._pooling(),
             max_seq_length=self.max_seq_length,
@@ -147,11 +143,11 @@ class EvenChunksTransformer(DocumentTransformer[EvenChunksState]):
         return {**others, self.module_output_name: vectors[:, None], "attention_mask": one_token}
 
     def summary(self) -> EvenChunksSummary:
-        """Returns how documents are cut and joined, and what became of them so far."""
+        """Returns how documents are cut and joined, and how many were."""
         self.check_ready()
         return EvenChunksSummary(
             model=model_name(self.model),
-            config=cast(EvenChunks, self.fair_config),
+            config=self.state.config,
             pooling=single_mode(self.state.followers),
             counts=self.counter.counts,
             max_seq_length=self.max_seq_length,

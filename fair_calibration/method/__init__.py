@@ -1,1 +1,1 @@
-"""What calibration does to attention rows. Most of it is plain tensor code that knows nothing of the model."""
+"""What calibration does to attention rows. Most of it is plain tensor code that does not depend on the model."""

@@ -1,7 +1,7 @@
 """The fast implementation for mean pooling, where every row is calibrated: one pass over the keys, basket by basket.
 
 Attention over the keys of basket b alone gives an output o_b and the log-sum-exp lse_b of its logits. The plain output
-is sum_b w_b o_b with w = softmax(lse). With the blended shares of `blended_shares` in place of w, the same sum is the
+is sum_b w_b o_b with w = softmax(lse). With the shares of `blended_shares` in place of w, the same sum is the
 calibrated output. So no L x L matrix is needed.
 """
 
@@ -32,10 +32,10 @@ _DEVICE_BYTES = 512 * 2**20  # the same on other devices
 
 
 def calibrate_all_rows(output: Tensor, call: FusedCall, baskets: Baskets, config: FairConfig) -> None:
-    """Overwrites every valid row of every calibrated sequence in ``output`` with its calibrated one.
+    """Overwrites every row of a token in every calibrated sequence in ``output`` with the calibrated row.
 
-    Rows of padding may be overwritten with any finite numbers. The arguments are those of `calibrate_pooled_row`, but
-    ``output`` need not hold anything yet for calibrated sequences.
+    Rows of padding may get any finite numbers. The arguments are those of `calibrate_pooled_row`, but ``output`` need
+    not be initialized for calibrated sequences.
     """
     n_sequences, _, length, _ = call.query.shape
     if not any(baskets.is_calibrated):
@@ -67,10 +67,8 @@ def calibrate_all_rows(output: Tensor, call: FusedCall, baskets: Baskets, config
 def _find_once(
     bias: AttentionBias, baskets: Baskets, group: slice, rows: slice, device: torch.device
 ) -> VisibleBaskets:
-    """Finds the visible baskets, once for all layers that share a mask.
-
-    Not cached with additive biases, which are large, nor on other devices than CPUs, where finding them is cheap.
-    """
+    """Finds the visible baskets, once for all layers that share a mask."""
+    # They are not cached with additive biases, which are large, nor on other devices, where finding them is cheap.
     if device.type != "cpu" or bias.is_additive:
         return find_visible_baskets(bias, baskets, group, rows, device)
     key = (group.start, group.stop, rows.start, rows.stop)
@@ -78,11 +76,11 @@ def _find_once(
 
 
 def _groups(baskets: Baskets, dim: int) -> list[slice]:
-    """Groups neighbouring calibrated sequences that can be computed together; the others are left out.
+    """Groups neighbouring calibrated sequences that can be computed together; other sequences are left out.
 
     The sequences of a group have their baskets at the same positions, so that a basket is one slice of all their keys,
-    and equally many baskets, so that little padding is computed. The memory for their basket outputs, D_v = ``dim``, is
-    bounded. A single sequence may exceed the bound; its rows and heads are cut by `_steps`.
+    and equally many of them, so that little padding is computed. The memory for their basket outputs (D_v = ``dim``) is
+    bounded; for a single sequence `_steps` bounds it.
     """
     groups: list[slice] = []
     layout = None
@@ -104,10 +102,7 @@ def _groups(baskets: Baskets, dim: int) -> list[slice]:
 
 
 def _steps(query: Tensor, value: Tensor, rows: range, n_baskets: int) -> tuple[list[slice], list[tuple[slice, slice]]]:
-    """Cuts rows and heads into steps, so that the memory for the outputs of all baskets is bounded.
-
-    Returns slices of rows, and pairs of slices of heads and of the key-value heads that they share.
-    """
+    """Cuts the work into steps that bound the memory: slices of rows, and of heads with their key-value heads."""
     n_sequences, n_heads = query.shape[:2]
     n_kv, dim = value.shape[1], value.shape[-1]
     n_groups = n_heads // n_kv
@@ -135,18 +130,20 @@ def _calibrate_block(
 ) -> None:
     """Overwrites the output (b, l, h, D_v) of l rows and h heads of a group of b sequences.
 
-    ``block`` holds the queries (b, h, l, D), and the keys and values (b, h_kv, K, ...) that these heads share; its bias
-    is that of these heads in the whole batch.
+    ``block`` holds the queries (b, h, l, D), the keys and values (b, h_kv, K, ...) that these heads share, and the bias
+    of these heads in the whole batch.
     """
     run_outputs, lse = _attend_run(block, visible.run)
     n_run = len(lse)
     outputs, others_lse = _attend_others(block, visible.others)
     lse += others_lse
+    # How many keys of each basket each row sees, with the baskets of the run first.
+    sizes = [*(visible.run.size if visible.run is not None else ()), *(basket.size for basket in visible.others)]
     isolated_logits, isolated_visible = _isolated_logits(block, baskets, group, rows)
     shares = blended_shares(
         torch.stack(lse) if lse else isolated_logits[:0],
         isolated_logits,
-        _stack_sizes(visible) if lse else isolated_visible[:0].long(),
+        torch.stack(torch.broadcast_tensors(*sizes)) if lse else isolated_visible[:0].long(),  # type: ignore[no-untyped-call]
         isolated_visible,
         n_kept=baskets.n_kept,
         config=config,
@@ -175,8 +172,7 @@ def _calibrate_block(
 def _attend_run(block: FusedCall, run: BasketRun | None) -> tuple[list[Tensor], list[Tensor]]:
     """Computes attention within each of the n baskets of a run, with one call per head for all of them.
 
-    Returns for each of the h heads the outputs (b, n, l, D_v), and for each basket the log-sum-exps (b, h, l). Both are
-    empty if there is no run.
+    Returns the outputs (b, n, l, D_v) of each of the h heads, and the log-sum-exps (b, h, l) of each basket.
     """
     if run is None:
         return [], []
@@ -207,8 +203,7 @@ def _attend_run(block: FusedCall, run: BasketRun | None) -> tuple[list[Tensor], 
 def _attend_others(block: FusedCall, others: list[VisibleBasket]) -> tuple[list[Tensor], list[Tensor]]:
     """Computes attention within baskets one by one, with all heads at once.
 
-    Returns for each basket the outputs (b, h, rows, D_v) of the rows that see it, and the log-sum-exps (b, h, l) of all
-    rows, `MASKED` for the others.
+    Returns the outputs (b, h, rows, D_v) of the rows that see each basket, and the log-sum-exps (b, h, l) of all rows.
     """
     query = block.query
     kernel = select_kernel(query, block.value)
@@ -246,18 +241,10 @@ def _isolated_logits(block: FusedCall, baskets: Baskets, group: slice, rows: sli
     return torch.where(visible, logits, MASKED).movedim(-1, 0), visible.movedim(-1, 0)
 
 
-def _stack_sizes(visible: VisibleBaskets) -> Tensor:
-    """Returns how many keys of each basket each row sees, with the baskets of the run first."""
-    sizes = [*(visible.run.size if visible.run is not None else ()), *(basket.size for basket in visible.others)]
-    return torch.stack(torch.broadcast_tensors(*sizes))  # type: ignore[no-untyped-call]
-
-
 def _lay_out(tensor: Tensor, n_spare: int) -> Tensor:
-    """Copies keys or values (b, H_kv, K, D) into contiguous memory, (b, H_kv, K + n_spare, D), with zeros at the end.
-
-    They are read many times, and models pass them in a layout in which the positions of a head are far apart. The zeros
-    let the last basket be read as if it were full.
-    """
+    """Copies keys or values (b, H_kv, K, D) into contiguous memory (b, H_kv, K + n_spare, D), zeros at the end."""
+    # They are read many times, and models pass them in a layout in which the positions of a head are far apart. With
+    # the zeros the last basket can be read as if it were full.
     n_sequences, n_heads, n_keys, dim = tensor.shape
     copy = tensor.new_empty(n_sequences, n_heads, n_keys + n_spare, dim)
     copy[:, :, :n_keys] = tensor

@@ -1,6 +1,6 @@
-"""The roles of the tokens in a batch: which are isolated, which basket each other one is in, which row is pooled.
+"""Cuts the content of documents into baskets, and finds their isolated tokens and pooled rows.
 
-All of it follows from the attention mask and the settings alone.
+All of it depends on the attention mask and the settings alone.
 """
 
 from __future__ import annotations
@@ -18,38 +18,23 @@ from fair_calibration.config import FairConfig
 class Baskets:
     """The roles of the tokens in a batch of B sequences padded to K keys.
 
-    There are at most N baskets of S tokens in a sequence, and I tokens outside the baskets.
-
-    Attributes:
-        slots: int64 (B, N * S), the key position of each token in each basket. A basket of fewer than S tokens has
-            empty slots at its end, which are 0.
-        filled: bool (B, N * S), which slots are not empty.
-        isolated: int64 (B, I), the positions of the tokens outside the baskets; 0 for one that a sequence lacks.
-        isolated_filled: bool (B, I), which of them the sequence has.
-        n_kept: The last ``n_kept`` of the I tokens are those of a prompt that pooling excludes. They keep their own
-            attention mass, whatever the config says of isolated tokens.
-        segment_of_key: int64 (B, K): n for a token in basket n, N + i for isolated token i, N + I for padding.
-        pooled: int64 (B,), the row that cls or last-token pooling takes.
-        calibrated: bool (B,), False for a sequence with too little content, which stays as it is.
-        is_calibrated: The same as a tuple of Python bools, so that reading it does not wait for the device.
-        valid: For every sequence, the range (first, last + 1) of its tokens.
-        content: For every sequence, the range (first, last + 1) of the tokens in baskets; None if other positions
-            stand between them.
-        basket_size: S.
+    There are at most N baskets of S tokens in a sequence, and I tokens outside the baskets. The last ``n_kept`` of
+    these are the tokens of a prompt that pooling excludes. They keep their own attention mass, whatever the settings of
+    isolated tokens are.
     """
 
-    slots: Tensor
-    filled: Tensor
-    isolated: Tensor
-    isolated_filled: Tensor
+    slots: Tensor  # int64 (B, N * S), the key position of each token in each basket; 0 for an empty slot at its end
+    filled: Tensor  # bool (B, N * S), which slots are not empty
+    isolated: Tensor  # int64 (B, I), the positions of the tokens outside the baskets; 0 for one that a sequence lacks
+    isolated_filled: Tensor  # bool (B, I), which of them the sequence has
     n_kept: int
-    segment_of_key: Tensor
-    pooled: Tensor
-    calibrated: Tensor
-    is_calibrated: tuple[bool, ...]
-    valid: tuple[tuple[int, int], ...]
-    content: tuple[tuple[int, int] | None, ...]
-    basket_size: int
+    segment_of_key: Tensor  # int64 (B, K): n for basket n, N + i for isolated token i, N + I for padding
+    pooled: Tensor  # int64 (B,), the row that cls or last-token pooling takes
+    calibrated: Tensor  # bool (B,), False for a sequence with too little content, which stays as it is
+    is_calibrated: tuple[bool, ...]  # the same; reading it does not wait for the device
+    valid: tuple[tuple[int, int], ...]  # of every sequence, the range (first, last + 1) of its tokens
+    content: tuple[tuple[int, int] | None, ...]  # the same of the tokens in baskets; None if others are among them
+    basket_size: int  # S
 
     @property
     def n_baskets(self) -> int:
@@ -70,8 +55,7 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
     Args:
         attention_mask: (B, K), nonzero for tokens and 0 for padding, which may stand on either side.
         config: The settings, with "auto" resolved (`FairConfig.resolve`).
-        prompt_length: The number of leading tokens, BOS included, that pooling excludes. They are in no basket and keep
-            their own attention mass.
+        prompt_length: The number of leading tokens, BOS included, that pooling excludes. They are in no basket.
 
     Returns:
         The baskets, on the CPU.
@@ -92,14 +76,12 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
         first_rank = prompt_length  # pooling takes the first token after the prompt
     is_bos = valid & (rank == first_rank)
     is_eos = valid & (rank == n_valid[:, None] - 1) & (rank > first_rank)
-    groups: list[Tensor] = []
-    if config.isolate in ("bos", "bos_eos"):
-        groups.append(is_bos)
-    if config.isolate == "bos_eos":
-        groups.append(is_eos)
-    outside = torch.stack(groups).any(0) if groups else torch.zeros_like(valid)
-    is_prompt = valid & (rank < prompt_length) & ~outside
-    content = valid & ~outside & ~is_prompt
+    outside = {"none": [], "bos": [is_bos], "bos_eos": [is_bos, is_eos]}[config.isolate]  # I masks (B, K)
+    content = valid.clone()
+    for mask in outside:
+        content &= ~mask
+    outside += [content & (rank == i) for i in range(prompt_length)]
+    content &= rank >= prompt_length
 
     n_content = content.sum(1)
     size = config.basket_size
@@ -111,20 +93,11 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
     slots[sequence, slot] = position
     filled[sequence, slot] = True
 
-    for i in range(prompt_length):
-        groups.append(is_prompt & (rank == i))
-    if groups:
-        stacked = torch.stack(groups, dim=1)  # (B, I, K)
-        isolated_filled = stacked.any(-1)
-        isolated = stacked.to(torch.uint8).argmax(-1)
-    else:
-        isolated_filled = torch.zeros(n_sequences, 0, dtype=torch.bool)
-        isolated = torch.zeros(n_sequences, 0, dtype=torch.int64)
-
-    segment = torch.full((n_sequences, length), n_baskets + len(groups), dtype=torch.int64)
+    stacked = torch.stack(outside, dim=1) if outside else valid.new_zeros(n_sequences, 0, length)  # (B, I, K)
+    segment = torch.full((n_sequences, length), n_baskets + len(outside), dtype=torch.int64)
     segment[sequence, position] = slot // size
-    for i, group in enumerate(groups):
-        segment[group] = n_baskets + i
+    for i, mask in enumerate(outside):
+        segment[mask] = n_baskets + i
 
     valid_ranges, content_ranges = _ranges(valid), _ranges(content)
     last = torch.tensor([stop - 1 for _, stop in valid_ranges], dtype=torch.int64).clamp(min=0)
@@ -132,8 +105,8 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
     return Baskets(
         slots=slots,
         filled=filled,
-        isolated=isolated,
-        isolated_filled=isolated_filled,
+        isolated=stacked.to(torch.uint8).argmax(-1),
+        isolated_filled=stacked.any(-1),
         n_kept=prompt_length,
         segment_of_key=segment,
         pooled=is_bos.to(torch.uint8).argmax(1) if config.pooling == "cls" else last,

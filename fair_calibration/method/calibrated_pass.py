@@ -22,39 +22,26 @@ _N_CACHED_MASKS = 2  # models use up to two, one for full attention and one for 
 
 @dataclass
 class CalibratedPass:
-    """Calibrates the attention calls of one forward pass over one batch (an `AttentionHandler`).
+    """Calibrates the attention calls of one forward pass over one batch (an `AttentionHandler`)."""
 
-    Attributes:
-        layers: Which attention calls are calibrated, counted from 0.
-        baskets: The roles of the tokens, on the model's device.
-        config: The settings, with "auto" resolved.
-        rows: If the last layer, a calibrated one, is computed for the pooled rows only: the mode that does so, which is
-            started in that layer. Else None.
-        n_calls: The number of attention calls so far.
-    """
-
-    layers: frozenset[int]
-    baskets: Baskets
-    config: FairConfig
-    rows: PooledRows | None = None
-    n_calls: int = field(default=0)
+    layers: frozenset[int]  # which attention calls are calibrated, counted from 0
+    baskets: Baskets  # on the model's device
+    config: FairConfig  # with "auto" resolved
+    rows: PooledRows | None = None  # computes the last layer, which is calibrated, for the pooled rows only
+    n_calls: int = 0  # the number of attention calls so far
     _biases: deque[AttentionBias] = field(default_factory=lambda: deque(maxlen=_N_CACHED_MASKS))
 
     def _next_is_calibrated(self) -> bool:
-        """Counts one more call and returns whether it is to be calibrated."""
+        """Counts one more call and returns whether it is to be calibrated; the last such call begins ``rows``."""
+        if self.rows is not None and self.n_calls == max(self.layers):
+            self.rows.has_begun = True
         self.n_calls += 1
         return self.n_calls - 1 in self.layers
 
-    def _rows_from_here(self) -> PooledRows | None:
-        """Returns ``rows`` if the current call is that of the last calibrated layer."""
-        return self.rows if self.n_calls - 1 == max(self.layers) else None
-
     def _with_cache(self, bias: AttentionBias) -> AttentionBias:
-        """Returns the `AttentionBias` of an earlier layer with the same masks, if there is one, for its cached results.
-
-        Additive biases are not shared: in some models each layer has a large one of its own, which would be kept in
-        memory. With gradients nothing is shared, since each layer needs its own graph.
-        """
+        """Returns the `AttentionBias` of an earlier layer with the same masks, if any, for its cached results."""
+        # In some models each layer has a large additive bias of its own, which must not be kept in memory. With
+        # gradients nothing is shared, since each layer needs its own graph.
         if torch.is_grad_enabled() or bias.is_additive:
             return bias
         for earlier in self._biases:
@@ -64,11 +51,7 @@ class CalibratedPass:
         return bias
 
     def weigh(self, call: SoftmaxCall) -> Tensor:
-        """Runs one softmax, and calibrates its weights if its layer is a calibrated one.
-
-        Returns:
-            The weights in the model's shape.
-        """
+        """Runs one softmax, and calibrates its weights if its layer is a calibrated one."""
         weights = call.softmax()
         if self._next_is_calibrated():
             if weights.requires_grad:
@@ -81,8 +64,6 @@ class CalibratedPass:
                     hidden_below=call.hidden_below,
                     config=self.config,
                 )
-            if (rows := self._rows_from_here()) is not None:
-                rows.begin()
         return weights
 
     def attend(self, call: FusedCall) -> tuple[Tensor, Tensor | None]:
@@ -103,9 +84,9 @@ class CalibratedPass:
                 f"but the batch has {length} tokens: this attention cannot be calibrated"
             )
         every_row, every_sequence = self.config.pooling == "mean", all(self.baskets.is_calibrated)
-        if every_sequence and (every_row or self._rows_from_here() is not None):
-            # The plain attention need not run: all rows that anything reads are overwritten. Rows of padding start as
-            # zeros, as they would otherwise hold anything.
+        if every_sequence and (every_row or (self.rows is not None and self.rows.has_begun)):
+            # The plain attention need not run, since all rows that are read later are overwritten. Rows of padding are
+            # zeros, because uninitialized memory may hold NaN.
             padded = not every_row or any(valid != (0, length) for valid in self.baskets.valid)
             allocate = call.value.new_zeros if padded else call.value.new_empty
             output = allocate((call.query.shape[0], length, call.query.shape[1], call.value.shape[-1]))
@@ -117,6 +98,4 @@ class CalibratedPass:
         # Autocast would run the matrix products of the calibration in half precision; they need float32.
         with torch.autocast(call.query.device.type, enabled=False):
             (calibrate_all_rows if every_row else calibrate_pooled_row)(output, call, self.baskets, self.config)
-        if not every_row and (rows := self._rows_from_here()) is not None:
-            rows.begin()
         return output, None  # the weights of eager attention would be the plain ones

@@ -1,4 +1,4 @@
-"""Attention that also returns the log-sum-exp of its logits, which `all_rows` is built on."""
+"""Attention that also returns the log-sum-exp of its logits, as `all_rows` needs it."""
 
 from __future__ import annotations
 

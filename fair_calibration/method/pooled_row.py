@@ -1,6 +1,6 @@
 """The fast implementation for cls and last-token pooling, where only the pooled token's row is calibrated.
 
-The model's own attention runs unchanged. Then the one row is recomputed, which costs O(L), and put into the output.
+The model's own attention runs unchanged. Then this one row is recomputed in O(L) and written into the output.
 """
 
 from __future__ import annotations
@@ -16,25 +16,16 @@ from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
 from fair_calibration.method.shares import MASKED, blended_shares
 
-# How much of the keys or values is converted to float32 at once on accelerators, where many small steps cost more than
-# memory.
-_STEP_BYTES = 64 * 2**20
+_STEP_BYTES = 64 * 2**20  # of keys or values converted to float32 at once on accelerators, where small steps are slow
 
 
 class VisibleKeys(NamedTuple):
-    """Which keys some rows see. Each sequence has one row that counts for all heads, or R rows.
+    """Which keys some rows see: R rows of each sequence, or one for all heads."""
 
-    Attributes:
-        keys: bool (B, 1 or R, K), by key position.
-        slots: bool (B, 1 or R, N, S), by slot of each basket; False for empty slots.
-        sizes: int64 (N, B, 1 or R), the number of keys seen in each basket.
-        isolated: bool (I, B, 1 or R), by isolated token.
-    """
-
-    keys: Tensor
-    slots: Tensor
-    sizes: Tensor
-    isolated: Tensor
+    keys: Tensor  # bool (B, 1 or R, K), by key position
+    slots: Tensor  # bool (B, 1 or R, N, S), by slot of each basket; False for empty slots
+    sizes: Tensor  # int64 (N, B, 1 or R), the number of keys seen in each basket
+    isolated: Tensor  # bool (I, B, 1 or R), by isolated token
 
 
 def calibrate_pooled_row(output: Tensor, call: FusedCall, baskets: Baskets, config: FairConfig) -> None:
@@ -69,7 +60,10 @@ def _read_row(bias: AttentionBias, baskets: Baskets) -> tuple[Tensor | None, Vis
 
 
 def find_visible_keys(visible: Tensor | None, baskets: Baskets) -> VisibleKeys:
-    """Sorts the keys by basket that some rows see: ``visible``, bool (B or 1, 1 or R, K), or all; never padding."""
+    """Sorts the keys that some rows see by basket.
+
+    ``visible`` is bool (B or 1, 1 or R, K), or None if they see all keys. Padding is never visible.
+    """
     in_sequence = (baskets.segment_of_key < baskets.n_baskets + baskets.isolated.shape[1])[:, None]
     keys = in_sequence if visible is None else visible & in_sequence
     n_sequences, n_rows, _ = keys.shape
@@ -85,10 +79,10 @@ def find_visible_keys(visible: Tensor | None, baskets: Baskets) -> VisibleKeys:
 
 
 def blended_weights(logits: Tensor, visible: VisibleKeys, baskets: Baskets, config: FairConfig) -> Tensor:
-    """Turns the logits of some rows into calibrated attention weights, blended with the plain ones by the strength.
+    """Turns logits into attention weights of the same shape, calibrated and blended with the plain ones.
 
-    The logits are float32 (B, H, K), one row per sequence and head, or with R in place of H any R rows per sequence.
-    Keys that a row does not see are at `MASKED`. The weights have the same shape.
+    The logits are float32 (B, H, K), one row per sequence and head, or (B, R, K), any R rows per sequence. Those of
+    keys that a row does not see are `MASKED`.
     """
     n_sequences, n_heads, _ = logits.shape
     slots = baskets.slots[:, None].expand(-1, n_heads, -1)
@@ -143,10 +137,8 @@ def _weighted_values(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def _steps(tensor: Tensor) -> list[slice]:
-    """Cuts the batch into slices whose float32 copies stay small.
-
-    On CPUs that is one sequence at a time, since then float32 keys and values are multiplied without any copy.
-    """
+    """Cuts the batch into slices whose float32 copies stay small."""
+    # On CPUs one sequence at a time, since then float32 keys and values are multiplied without any copy.
     n_sequences = tensor.shape[0]
     per_step = 1
     if tensor.device.type != "cpu":

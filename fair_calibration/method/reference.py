@@ -42,22 +42,11 @@ class ReferenceAttention(NamedTuple):
 
 
 class Roles(NamedTuple):
-    """The key positions of one sequence by their role. Padding has none.
+    """The positions of the keys that one row may see, by their role."""
 
-    Attributes:
-        baskets: The positions in each basket.
-        isolated: The positions of the isolated tokens.
-        prompt: The positions of a prompt that pooling excludes; these tokens always keep their own weight.
-    """
-
-    baskets: list[list[int]]
+    baskets: list[list[int]]  # those in each basket of which the row sees a key
     isolated: list[int]
-    prompt: list[int]
-
-    def visible_to(self, visible: list[bool]) -> Roles:
-        """Returns only the positions that one row may see, given ``visible`` for all K keys; no empty baskets."""
-        seen = [[k for k in keys if visible[k]] for keys in (*self.baskets, self.isolated, self.prompt)]
-        return Roles([keys for keys in seen[:-2] if keys], seen[-2], seen[-1])
+    prompt: list[int]  # of a prompt that pooling excludes: these tokens always keep their own weights
 
 
 def calibrated_attention(
@@ -98,37 +87,34 @@ def calibrated_attention(
 
     weights = []  # of every row, (K,) each
     for b in range(n_sequences):
-        roles = _roles(baskets, b)
         pooled_row = int(baskets.pooled[b])
         for h in range(n_heads):
             for row in range(n_rows):
                 is_calibrated = baskets.is_calibrated[b] and (config.pooling == "mean" or row == pooled_row)
                 strength = config.strength if is_calibrated else 0.0
-                weights.append(_row_weights(logits[b, h, row], all_visible[b][h][row], roles, config, strength))
+                roles = _visible_roles(baskets, b, all_visible[b][h][row])
+                weights.append(_row_weights(logits[b, h, row], roles, config, strength))
     all_weights = torch.stack(weights).view(logits.shape) if weights else torch.zeros_like(logits)
     return ReferenceAttention(output=all_weights @ value, weights=all_weights)
 
 
-def _roles(baskets: Baskets, sequence: int) -> Roles:
-    """Reads the roles of the keys of one sequence off ``segment_of_key``: N baskets first, then I single tokens."""
-    n_segments = baskets.n_baskets + baskets.isolated.shape[1]
-    keys_of: list[list[int]] = [[] for _ in range(n_segments + 1)]  # the last segment is padding
-    for k, segment in enumerate(baskets.segment_of_key[sequence].tolist()):
-        keys_of[segment].append(k)
-    first_of_prompt = n_segments - baskets.n_kept
-    return Roles(
-        baskets=keys_of[: baskets.n_baskets],
-        isolated=[k for keys in keys_of[baskets.n_baskets : first_of_prompt] for k in keys],
-        prompt=[k for keys in keys_of[first_of_prompt:n_segments] for k in keys],
-    )
+def _visible_roles(baskets: Baskets, sequence: int, visible: list[bool]) -> Roles:
+    """Sorts the keys of a sequence that one row may see by their role, given ``visible`` for all K keys."""
+    first_of_prompt = baskets.n_baskets + baskets.isolated.shape[1] - baskets.n_kept
+    roles = Roles([[] for _ in range(baskets.n_baskets)], [], [])
+    for k, segment in enumerate(baskets.segment_of_key[sequence].tolist()):  # the baskets come first
+        if visible[k] and segment < baskets.n_baskets:
+            roles.baskets[segment].append(k)
+        elif visible[k]:
+            (roles.isolated if segment < first_of_prompt else roles.prompt).append(k)
+    return roles._replace(baskets=[keys for keys in roles.baskets if keys])
 
 
-def _row_weights(logits: Tensor, visible: list[bool], roles: Roles, config: FairConfig, strength: float) -> Tensor:
+def _row_weights(logits: Tensor, roles: Roles, config: FairConfig, strength: float) -> Tensor:
     """Computes the weights (K,) of one row from its logits (K,); at strength 0 they are the plain softmax."""
     plain = torch.zeros_like(logits)
-    keys = [k for k, is_visible in enumerate(visible) if is_visible]
+    keys = sorted([k for keys in roles.baskets for k in keys] + roles.isolated + roles.prompt)
     plain[keys] = logits[keys].softmax(0)
-    roles = roles.visible_to(visible)
     if strength == 0 or not roles.baskets:  # a row that sees no content has nothing to calibrate
         return plain
     return (1 - strength) * plain + strength * _target_weights(logits, plain, roles, config)

@@ -1,7 +1,7 @@
-"""How much of a row's attention every basket and every isolated token gets.
+"""Computes how much of a row's attention every basket and every isolated token gets.
 
-The mass of a basket is the sum of the model's own attention weights over its keys. Its target share is what full
-calibration would give it. What it gets is a blend of the two, weighted by the strength.
+The mass of a basket is the sum of the model's own attention weights over its keys. Its target share is what it gets by
+full calibration. The share used is a blend of the two, weighted by the strength.
 """
 
 from __future__ import annotations
@@ -14,20 +14,14 @@ from torch import Tensor
 from fair_calibration.config import FairConfig
 
 MASKED = torch.finfo(torch.float32).min / 2
-"""The logit used for a key that a row cannot see. It is finite, so that rows or baskets without any visible key do not
-give NaN."""
+"""The logit of a key that a row cannot see: finite, so that rows and baskets without visible keys do not give NaN."""
 
 
 class Shares(NamedTuple):
-    """The parts of a row's attention, which sum to 1 over baskets and isolated tokens.
+    """The parts of a row's attention, which sum to 1 over baskets and isolated tokens."""
 
-    Attributes:
-        baskets: float32 (N, ...), of each basket.
-        isolated: float32 (I, ...), of each isolated token.
-    """
-
-    baskets: Tensor
-    isolated: Tensor
+    baskets: Tensor  # float32 (N, ...)
+    isolated: Tensor  # float32 (I, ...)
 
 
 def blended_shares(
@@ -45,12 +39,12 @@ def blended_shares(
     underflow to 0. In the shapes "..." stands for the rows, whose dimensions come last.
 
     Args:
-        basket_lse: float32 (N, ...), the log-sum-exp of the logits of the keys in each basket. Any finite value where
+        basket_lse: float32 (N, ...), the log-sum-exp of the logits of the keys in each basket; any finite value where
             the row sees none of them.
         isolated_logits: float32 (I, ...), the logits of the isolated tokens.
         basket_sizes: int64, broadcastable to (N, ...), the number of keys in each basket that the row sees.
         isolated_visible: bool, broadcastable to (I, ...), which isolated tokens the row sees.
-        n_kept: The last ``n_kept`` isolated tokens keep their own mass, whatever the config says.
+        n_kept: The last ``n_kept`` isolated tokens keep their own mass.
         config: The settings, of which ``strength``, ``isolated_share`` and ``last_basket`` are used.
 
     Returns:
@@ -72,7 +66,6 @@ def blended_shares(
             share = left * float(config.isolated_share)
         target_isolated = torch.cat([share * takes_share, kept])
     weights = (basket_sizes if config.last_basket == "proportional" else visible).to(mass.dtype)
-    # A row that sees no content has nothing to share out, so it keeps its plain masses.
     sees_content = visible.any(0).to(mass.dtype)
     per_weight = (1.0 - target_isolated.sum(0)) / weights.sum(0).clamp(min=1)
     target = torch.cat([per_weight * weights, target_isolated])

@@ -1,7 +1,7 @@
-"""The implementation for models that compute attention themselves: their softmax weights are overwritten.
+"""The implementation for models that compute attention themselves: it overwrites their softmax weights.
 
 Such a model holds the logits and the weights of all rows in two matrices. The calibrated rows are computed from the
-logits, a block of rows at a time, so that no further matrix of this size is needed.
+logits a block of rows at a time, so that no further matrix of this size is needed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,7 @@ _LEAST_MASS = 1e-20  # the least mass of a basket whose weights are as exact in 
 
 
 def calibrate_weights(
-    weights: Tensor,
-    logits: Tensor,
-    baskets: Baskets,
-    *,
-    hidden_below: float,
-    config: FairConfig,
+    weights: Tensor, logits: Tensor, baskets: Baskets, *, hidden_below: float, config: FairConfig
 ) -> None:
     """Overwrites the weights of calibrated rows in every calibrated sequence.
 
@@ -78,17 +73,12 @@ def _gathered_rows(logits: Tensor, baskets: Baskets, hidden_below: float, config
 
 
 def _calibrate_block(
-    weights: Tensor,
-    logits: Tensor,
-    baskets: Baskets,
-    sequence: int,
-    hidden_below: float,
-    config: FairConfig,
+    weights: Tensor, logits: Tensor, baskets: Baskets, sequence: int, hidden_below: float, config: FairConfig
 ) -> None:
-    """Overwrites some rows of one sequence, whose content has to stand together.
+    """Overwrites some rows of one sequence, whose content tokens are consecutive.
 
-    Within each basket the weights keep their proportions, so the weights of a basket, or the exponentials of its
-    logits, only have to be rescaled to the basket's share.
+    Within each basket the weights keep their proportions. So the weights of a basket, or the exponentials of its
+    logits, only have to be scaled to the basket's share.
     """
     positions, filled = baskets.isolated[sequence], baskets.isolated_filled[sequence]
     isolated = logits[..., positions].float()
@@ -122,40 +112,26 @@ def _calibrate_block(
 
 
 class _Part(NamedTuple):
-    """Consecutive baskets of the same size S: either all full ones, or the last one.
+    """Consecutive baskets of the same size S: either all full ones, or the last one."""
 
-    Attributes:
-        keys: (H, l, n, S), a view of the block of rows. Within each basket, in proportion to the weights.
-        total: (H, l, n), the sum of ``keys`` over each basket.
-        lse: (H, l, n), the log-sum-exp of the logits in each basket, up to a constant that is the same for all parts.
-        size: int64 (H, l, n), the number of keys in each basket that the row sees.
-    """
-
-    keys: Tensor
-    total: Tensor
-    lse: Tensor
-    size: Tensor
+    keys: Tensor  # (H, l, n, S), a view of the block of rows; within each basket, in proportion to the weights
+    total: Tensor  # (H, l, n), the sum of ``keys`` over each basket
+    lse: Tensor  # (H, l, n), the log-sum-exp of the logits in each basket, up to a constant of each row
+    size: Tensor  # int64 (H, l, n), the number of keys in each basket that the row sees
 
 
 def _cut_content(block: Tensor, first: int, stop: int, size: int) -> list[Tensor]:
-    """Cuts the content of a block (H, l, L) into baskets.
-
-    Returns:
-        One or two views (H, l, n, S): of the n full baskets, and of the remainder, which is one basket of fewer keys.
-    """
+    """Returns views (H, l, n, S) of the content of a block (H, l, L): the full baskets, and the shorter last one."""
     n_full, n_rest = divmod(stop - first, size)
     full = [block[..., first : stop - n_rest].view(*block.shape[:2], n_full, size)] if n_full else []
     return full + ([block[..., None, stop - n_rest : stop]] if n_rest else [])
 
 
 def _parts_of_weights(baskets: list[Tensor], config: FairConfig) -> list[_Part] | None:
-    """Reads the parts off the plain weights, which spares computing the exponentials of the logits again.
+    """Takes the parts from the plain weights, so that the exponentials of the logits are not computed again.
 
-    That makes calibrating 12 heads of 512 tokens 2.7 times as fast, and whole models up to several percent faster.
-
-    Returns:
-        None if the weights do not suffice: they are of low precision, a basket has next to no mass (its weights may
-        have underflowed to 0), or the number of hidden keys in each basket matters.
+    This is 2.7 times as fast (12 heads, 512 tokens). The result is None where the weights do not suffice: they are of
+    low precision, a basket has next to no mass (its weights may have underflowed to 0), or hidden keys matter.
     """
     if config.last_basket == "proportional" or baskets[0].dtype != torch.float32:
         return None

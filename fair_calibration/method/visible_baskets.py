@@ -1,7 +1,7 @@
-"""Which baskets some rows see.
+"""Finds the baskets that some rows see.
 
 A row sees only part of the keys: with causal attention those before it, with a sliding window those near it. Baskets
-that no row sees are left out of the computation, and baskets that all rows see alike can be computed together.
+that no row sees are not computed, and baskets of which all rows see the same keys can be computed together.
 """
 
 from __future__ import annotations
@@ -19,47 +19,28 @@ SHORTEST_RUN = 6
 
 
 class VisibleBasket(NamedTuple):
-    """One basket, for l rows of b sequences.
+    """One basket of n keys, for l rows of b sequences."""
 
-    Attributes:
-        keys: The positions of its n keys: a slice if they are the same in all sequences, else int64 (b, n).
-        rows: The part of the l rows that sees any of the keys, counted from the first of them.
-        bias: What is added to the logits of ``rows``, float32 (b or 1, H or 1, rows or 1, n); or None.
-        visible: Which keys ``rows`` see, bool of the same shape; or None if they see all of them.
-        size: How many of the keys each of the l rows sees, (b or 1, H or 1, l or 1).
-    """
-
-    keys: slice | Tensor
-    rows: slice
-    bias: Tensor | None
-    visible: Tensor | None
-    size: Tensor
+    keys: slice | Tensor  # the positions of the keys: a slice if they are the same in all sequences, else int64 (b, n)
+    rows: slice  # the part of the l rows that sees any of the keys, counted from the first of them
+    bias: Tensor | None  # added to the logits of ``rows``, float32 (b or 1, H or 1, rows or 1, n)
+    visible: Tensor | None  # which keys ``rows`` see, bool of the same shape; None if they see all of them
+    size: Tensor  # how many of the keys each of the l rows sees, (b or 1, H or 1, l or 1)
 
 
 class BasketRun(NamedTuple):
-    """Consecutive baskets, n of S keys, without bias, of which all rows and heads see the same keys.
+    """Consecutive baskets, n of S keys, without bias, of which all rows and heads see the same keys."""
 
-    Attributes:
-        keys: The n * S positions. The last ones may lie beyond the end of the sequences.
-        visible: Which keys the rows see, bool (b or 1, n, 1, S); or None if they see all of them.
-        size: How many keys of each basket they see, (n, b or 1, 1, 1).
-    """
-
-    keys: slice
-    visible: Tensor | None
-    size: Tensor
+    keys: slice  # the n * S positions, of which the last ones may lie beyond the end of the sequences
+    visible: Tensor | None  # which keys the rows see, bool (b or 1, n, 1, S); None if they see all of them
+    size: Tensor  # how many keys of each basket the rows see, (n, b or 1, 1, 1)
 
 
 class VisibleBaskets(NamedTuple):
-    """The baskets that some rows of some sequences see.
+    """The baskets that some rows of some sequences see."""
 
-    Attributes:
-        run: Those that can be computed together, or None.
-        others: Those that are computed one by one.
-    """
-
-    run: BasketRun | None
-    others: list[VisibleBasket]
+    run: BasketRun | None  # those that can be computed together
+    others: list[VisibleBasket]  # those that are computed one by one
 
 
 def find_visible_baskets(
@@ -67,16 +48,9 @@ def find_visible_baskets(
 ) -> VisibleBaskets:
     """Finds the baskets that some rows of some sequences see.
 
-    On CPUs, baskets that no row sees are left out, rows that see nothing of a basket are cut off, and a run is looked
-    for. On other devices all baskets and rows are returned, and no run: looking at the values of the masks would have
-    to wait for the device.
-
-    Args:
-        bias: The masks and biases of the call, or of some of its heads.
-        baskets: The roles of the tokens.
-        group: Which b sequences.
-        rows: Which l rows.
-        device: The device on which the attention runs.
+    On CPUs, baskets that no row sees are left out, rows that see nothing of a basket are cut off, and baskets that can
+    be computed together are joined into a run. On other devices all baskets and rows are returned, without a run:
+    reading the values of the masks would have to wait for the device. ``bias`` may be that of some heads only.
     """
     found = []
     every = slice(0, rows.stop - rows.start)
@@ -118,10 +92,7 @@ def count_baskets(baskets: Baskets, group: slice) -> int:
 
 
 def _joint_content(baskets: Baskets, group: slice) -> tuple[int, int] | None:
-    """Returns the range that covers the content of all sequences of a group.
-
-    None if their contents begin at different positions, or if one of them does not stand together.
-    """
+    """Returns the range of the content of all sequences of a group; None if it is not one range from one start."""
     contents = [content for content in baskets.content[group] if content is not None]
     if len(contents) < group.stop - group.start or len({start for start, _ in contents}) > 1:
         return None
@@ -139,7 +110,7 @@ def _basket_keys(baskets: Baskets, group: slice) -> list[slice | Tensor]:
 
 
 def _join_run(found: list[VisibleBasket], every: slice, basket_size: int) -> VisibleBaskets:
-    """Joins the longest run of consecutive baskets that all rows see alike, if it is long enough."""
+    """Joins the longest run of consecutive baskets of which all rows see the same keys, if it is long enough."""
     longest, start = range(0), 0
     for i, basket in enumerate(found):
         seen_alike = basket.visible is None or basket.visible.shape[1:3] == (1, 1)

@@ -238,21 +238,21 @@ class Refused(NamedTuple):
 
 
 _HYBRID = "only some of its layers are attention"
-_BLOCKS = "attends in blocks or windows of its own make"
+_BLOCKS = "computes attention in blocks or windows, by a method of its own"
 REFUSED = [
     Refused("Gemma 2", "gemma2", _GEMMA3, "soft-caps its logits", r"Gemma2Attention passes \['softcap'\]"),
     Refused(
         "GPT-OSS",
         "gpt_oss",
         {**_GROUPED, "head_dim": 8, "num_local_experts": 4},
-        "attention sinks",
+        "has attention sinks",
         r"GptOssAttention passes \['s_aux'\]",
     ),
     Refused(
         "DiffLlama",
         "diffllama",
         _GROUPED,
-        "differences of two softmaxes",
+        "subtracts one softmax from another",
         "DiffLlamaAttention makes several calls of softmax",
     ),
     Refused(
@@ -264,24 +264,28 @@ REFUSED = [
             **{f"{part}_attention_heads": 4 for part in ("encoder", "decoder")},
             "d_model": 32,
         },
-        "encoder and decoder in one",
+        "consists of an encoder and a decoder",
         "BartModel has 3 layers, .* it made 9 attention calls",
     ),
     Refused(
         "BigBird, block-sparse",
         "big_bird",
         {"attention_type": "block_sparse"},
-        "another attention for short texts, and for good once it saw one",
+        "uses another attention for short texts, and keeps it after the first one",
         "BigBirdModel replaces its own attention modules, depending on the length of its input",
     ),
     Refused(
         "Longformer", "longformer", {"attention_window": 8}, _BLOCKS, "LongformerModel has 3 layers, .* made 0 att"
     ),
     Refused("LongT5", "longt5", _T5, _BLOCKS, "LongT5EncoderModel has 3 layers, .* made 0 attention calls"),
-    Refused("CANINE", "canine", {}, "characters, pooled to shorter sequences", "CanineModel has 3 layers"),
-    Refused("FNet", "fnet", {}, "no attention", "FNetModel has 3 layers, .* 0 attention calls .* 0 calls of softmax"),
     Refused(
-        "Mamba", "mamba", {}, "no attention", "MambaModel has 3 layers, .* 0 attention calls .* 0 calls of softmax"
+        "CANINE", "canine", {}, "reads characters, which it pools to shorter sequences", "CanineModel has 3 layers"
+    ),
+    Refused(
+        "FNet", "fnet", {}, "has no attention", "FNetModel has 3 layers, .* 0 attention calls .* 0 calls of softmax"
+    ),
+    Refused(
+        "Mamba", "mamba", {}, "has no attention", "MambaModel has 3 layers, .* 0 attention calls .* 0 calls of softmax"
     ),
     Refused(
         "LFM2",

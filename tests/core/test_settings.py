@@ -64,7 +64,9 @@ def test_dicts_and_texts_are_read_back(settings: Settings) -> None:
 def test_texts() -> None:
     assert settings_from_text("even_chunks") == EvenChunks()
     assert settings_from_text('{"strength": 0.25}') == FairConfig(strength=0.25)
-    with pytest.raises(ValueError, match=r"config: expected the name of a preset, one of .* or JSON .* got 'even'"):
+    with pytest.raises(
+        ValueError, match=r"config: expected the name of a preset, one of .* or settings in JSON .* got 'even'"
+    ):
         settings_from_text("even")
     with pytest.raises(ValueError, match=r"config: expected the name of a preset"):
         settings_from_text("[" * 100_000)

@@ -362,7 +362,7 @@ def test_other_errors_pass(fair: FairSentenceTransformer) -> None:
             ["bal", "\ud800"],
             ["a", "b"],
             ValueError,
-            "texts: 1 of 2 texts contain a lone surrogate, which UTF-8 does not have (document 'b')",
+            "texts: 1 of 2 texts contain a lone surrogate, which UTF-8 cannot encode (document 'b')",
         ),
         (["bal"], ["a", "b"], ValueError, "names: expected one for each of 1 texts, got 2"),
     ],

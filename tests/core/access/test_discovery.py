@@ -112,7 +112,9 @@ def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.Mon
         return result
 
     monkeypatch.setattr(bert, "forward", noisy)
-    with pytest.raises(ValueError, match="BertModel computes something else when its attention is routed through ours"):
+    with pytest.raises(
+        ValueError, match="BertModel computes something else when its attention is routed through our function"
+    ):
         discover(bert, "sdpa", lambda: run_probe(bert))
 
 

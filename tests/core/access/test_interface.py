@@ -17,7 +17,6 @@ from fair_calibration.access.interface import (
     BaseImplementation,
     handle_attention,
     implementation_name,
-    read_call,
     register_implementations,
 )
 from fair_calibration.method.baskets import build_baskets
@@ -56,7 +55,20 @@ def make_call(
     n_keys = length if n_keys is None else n_keys
     query = torch.randn(2, 4, length, 8, generator=generator)
     key, value = (torch.randn(2, 2, n_keys, 8, generator=generator) for _ in range(2))
-    return read_call(base, module or Attention(), query, key, value, mask, arguments)
+    register_implementations()
+    calls: list[FusedCall] = []
+
+    class Catch:
+        def attend(self, call: FusedCall) -> tuple[Tensor, None]:
+            calls.append(call)
+            return call.value, None
+
+        def weigh(self, call: SoftmaxCall) -> Tensor:
+            raise NotImplementedError
+
+    with handle_attention(Catch()):
+        ALL_ATTENTION_FUNCTIONS[f"fair_{base}"](module or Attention(), query, key, value, mask, **arguments)
+    return calls[0]
 
 
 def make_pass(pooling: str = "mean", layers: tuple[int, ...] = (0,), length: int = 9) -> CalibratedPass:

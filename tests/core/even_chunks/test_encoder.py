@@ -273,11 +273,11 @@ def test_modules_between_transformer_and_pooling_are_an_error(tiny_model: TinyMo
     names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
     between = Dense(32, 32, **names)  # type: ignore[arg-type]
     model = SentenceTransformer(modules=[transformer, between, pooling], device="cpu")  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"right behind the transformer, got \['Dense', 'Pooling'\]"):
+    with pytest.raises(ValueError, match=r"directly after the transformer, got \['Dense', 'Pooling'\]"):
         calibrate(model, CONFIG)
     fair = calibrate(tiny_model("bert", "mean"), CONFIG)
     fair.insert(1, between)
-    with pytest.raises(ValueError, match=r"right behind the transformer, got \['Dense', 'Pooling'\]"):
+    with pytest.raises(ValueError, match=r"directly after the transformer, got \['Dense', 'Pooling'\]"):
         encode(fair, [document(50)])
 
 
