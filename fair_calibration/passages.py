@@ -30,7 +30,7 @@ def cut_passages(model: SentenceTransformer, text: str, *, chunk_size: int = 128
     starts = token_starts(model, text)
     n = -(-len(starts) // chunk_size)
     while 1 < n < len(starts):
-        passages = cut_text(text, starts, n)
+        passages = cut_evenly(text, starts, n)
         # Passages may be longer than a share of the tokens, as they end at white space and are tokenized by themselves.
         with tokenizer_lock:
             tokenized = model.tokenizer(passages, add_special_tokens=False, verbose=False)["input_ids"]
@@ -77,7 +77,7 @@ def token_starts(model: SentenceTransformer, text: str) -> list[int]:
     return [start for start, _ in offsets["offset_mapping"]]
 
 
-def cut_text(text: str, starts: list[int], n_pieces: int) -> list[str]:
+def cut_evenly(text: str, starts: list[int], n_pieces: int) -> list[str]:
     """Cuts a text into pieces of equal token count.
 
     Cuts are moved to the nearest token next to white space within a quarter of a piece; if there is none, they stay at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import pandas as pd
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from fair_calibration import FairConfig, calibrate
+from fair_calibration import FairConfig, FairSentenceTransformer, calibrate
 from fair_calibration.prompts import document_prompt
 from fair_calibration.validation import validate_positive_int
 from fair_evaluation.attention_shares import Array, ShareObserver
@@ -119,6 +120,26 @@ def attention_profile(
     by = ["layer", "head"] if per_head else ["layer"]
     frame = pd.concat(frames, ignore_index=True).sort_values(by, kind="stable", ignore_index=True)
     return frame[[*by, *COLUMNS]]
+
+
+def count_baskets(fair: FairSentenceTransformer, texts: Iterable[str], *, batch_size: int = 64) -> dict[int, int]:
+    """Counts documents by their number of baskets in a calibrated model, without encoding them.
+
+    Args:
+        fair: The model.
+        texts: The documents.
+        batch_size: The number of texts tokenized at once.
+
+    Returns:
+        The number of documents for each number of baskets, in ascending order.
+    """
+    prompt = document_prompt(fair)
+    counts: Counter[int] = Counter()
+    for texts_of_batch in batches(texts, batch_size):
+        batch = load_batch(fair, texts_of_batch, prompt=prompt)
+        for i in range(len(texts_of_batch)):
+            counts[sum(segment.name == "basket" for segment in _segments(batch, i))] += 1
+    return dict(sorted(counts.items()))
 
 
 class _Segment(NamedTuple):

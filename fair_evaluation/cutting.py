@@ -73,8 +73,7 @@ def _before_space(text: str, end: int) -> str:
 def cut_segments(model: SentenceTransformer, text: str, n_segments: int, *, min_tokens: int = 1) -> list[str] | None:
     """Cuts a text into segments of equal token count.
 
-    Cuts are moved to the nearest token next to white space within a quarter of a segment; if there is none, as in
-    scripts without spaces, they stay at the exact place.
+    Cuts are moved to white space near by (`fair_calibration.passages.cut_evenly`).
 
     Args:
         model: The model whose tokenizer counts the tokens.
@@ -89,27 +88,10 @@ def cut_segments(model: SentenceTransformer, text: str, n_segments: int, *, min_
     Raises:
         ValueError: The model has a slow tokenizer, which gives no character offsets.
     """
-    if not model.tokenizer.is_fast:
-        raise ValueError(
-            f"model: cutting documents needs the character offsets of a fast tokenizer, "
-            f"{type(model.tokenizer).__name__} is a slow one"
-        )
-    offsets = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    starts = [start for start, _ in offsets["offset_mapping"]]
-    if len(starts) < n_segments * min_tokens:
-        return None
-    reach = len(starts) // (4 * n_segments)
-    cuts = [0]
-    for i in range(1, n_segments):
-        exact = i * len(starts) // n_segments
-        nearest = sorted(range(exact - reach, exact + reach + 1), key=lambda token: abs(token - exact))
-        cuts.append(starts[next((token for token in nearest if _at_space(text, starts[token])), exact)])
-    return [text[a:b].strip() for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+    from fair_calibration.passages import cut_evenly, token_starts  # imports torch, which the rest does without
 
-
-def _at_space(text: str, position: int) -> bool:
-    # In some tokenizers, a token includes the space before the word.
-    return text[position].isspace() or (position > 0 and text[position - 1].isspace())
+    starts = token_starts(model, text)
+    return None if len(starts) < n_segments * min_tokens else cut_evenly(text, starts, n_segments)
 
 
 def rotated_orders(n_segments: int) -> NDArray[np.int64]:

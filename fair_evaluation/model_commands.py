@@ -56,14 +56,14 @@ def run_attention(args: argparse.Namespace) -> None:
     if args.baskets is not None and args.plot is None:
         raise ValueError("--baskets: it chooses the documents that are drawn, so it needs --plot")
     texts = list(open_texts(args))
-    from fair_evaluation.attention_profile import attention_profile
+    from fair_evaluation.attention_profile import attention_profile, count_baskets
     from fair_evaluation.plots import plot_attention
     from fair_evaluation.truncation import summarize_truncation
 
     fair = load_calibrated(args)
+    if args.baskets is not None and args.baskets not in (found := count_baskets(fair, texts)):
+        raise ValueError(f"--baskets: there are documents of {list(found)} baskets, none of {args.baskets}")
     profile = attention_profile(fair, texts, show_progress_bar=not args.quiet)
-    if args.baskets is not None and args.baskets not in (found := set(profile["n_baskets"].tolist())):
-        raise ValueError(f"--baskets: there are documents of {sorted(found)} baskets, none of {args.baskets}")
     print_table(profile, args)
     print(_describe_attention(profile))
     if (summary := summarize_truncation(fair, texts)).truncated:

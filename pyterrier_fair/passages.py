@@ -23,9 +23,12 @@ class FairPassages(pt.Transformer):
     ``pt.text.sliding`` counts words; this counts the tokens of the model, so that no passage is truncated. It goes
     before an encoder that indexes, and `pt.text.max_passage` behind the retriever::
 
-        index = FairIndex("passages.flex", fair_dense)
-        (FairPassages(fair_dense) >> index).index(dataset.get_corpus_iter())
+        plain = FairBiEncoder("BAAI/bge-m3", strength=0)
+        index = FairIndex("passages.flex", plain)
+        (FairPassages(plain) >> index).index(dataset.get_corpus_iter())
         retrieve = index.retriever(num_results=100) >> pt.text.max_passage() % 10
+
+    Passages are short enough for the plain model: give them an encoder of strength 0.
 
     Documents are frames or records with ``docno`` and text; results with texts are cut as well, one row per query and
     passage. The other columns stay as they are.

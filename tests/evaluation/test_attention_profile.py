@@ -17,7 +17,7 @@ from fair_calibration import EvenChunks, FairConfig, FairSentenceTransformer, ca
 from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
 from fair_calibration.method.baskets import Baskets, build_baskets
 from fair_calibration.method.calibrated_pass import CalibratedPass
-from fair_evaluation.attention_profile import COLUMNS, attention_profile
+from fair_evaluation.attention_profile import COLUMNS, attention_profile, count_baskets
 from fair_evaluation.attention_shares import ShareObserver
 from fair_evaluation.observation import Batch
 from fair_evaluation.position_collections import build_collections, load_passages
@@ -305,3 +305,13 @@ def test_even_chunks_have_no_calibrated_attention(tiny_model: TinyModel) -> None
     with pytest.raises(TypeError, match="config: EvenChunks leaves the model's attention as it is"):
         attention_profile(fair, ["a text"])
     assert not attention_profile(fair, documents([40]), config=FairConfig(basket_size=16)).empty
+
+
+def test_numbers_of_baskets_without_encoding(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = documents([10, 31, 31, 60])
+    fair = calibrate(tiny_model(), FairConfig(basket_size=16))
+    profile = attention_profile(fair, texts)
+    expected = profile[(profile["layer"] == 0) & (profile["basket"] == 0)].groupby("n_baskets")["documents"].sum()
+    fail = "the model encoded documents"
+    monkeypatch.setattr(type(fair.fair), "run_handled", lambda *_: pytest.fail(fail))
+    assert count_baskets(fair, texts) == expected.to_dict()
