@@ -129,11 +129,10 @@ def run_reflection(args: argparse.Namespace) -> None:
     frames = [result.frame[result.frame["by"] == "position"].assign(model=name) for name, result in results.items()]
     print_table(pd.concat(frames, ignore_index=True), args)
     for name, result in results.items():
-        values, counts = result.summary, result.counts
+        values = result.summary
         print(
             f"{name}: slope {values.slope:+.3f} [{values.slope_low:+.3f}, {values.slope_high:+.3f}], "
-            f"largest difference {values.max_min:.3f} ({counts.measured} of {counts.documents} documents, "
-            f"{counts.too_short} too short, {counts.truncated} truncated)"
+            f"largest difference {values.max_min:.3f} ({result.counts})"
         )
     print(
         "A slope of 0 means that every position is reflected equally well, not that it is reflected well: where the "

@@ -43,6 +43,12 @@ class ReflectionCounts(NamedTuple):
     too_short: int
     truncated: int
 
+    def __str__(self) -> str:
+        return (
+            f"{self.measured} of {self.documents} documents measured, {self.too_short} too short, "
+            f"{self.truncated} truncated"
+        )
+
 
 class ReflectionSummary(NamedTuple):
     """How much the similarity differs between positions, with content averaged out.

@@ -53,7 +53,7 @@ def test_reflection(model: str, texts: str, tmp_path: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "plain: slope" in printed
     assert "calibrated: slope" in printed
-    assert "(3 of 4 documents, 0 too short, 1 truncated)" in printed
+    assert "(3 of 4 documents measured, 0 too short, 1 truncated)" in printed
 
 
 def test_tune(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
