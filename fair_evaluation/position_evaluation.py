@@ -143,7 +143,7 @@ def evaluate_scores(
         what: What was scored, for error messages.
         name: The name of the system.
         measure: The name of the measure.
-        **options: See `evaluate_positions`.
+        **options: The options of `evaluate_positions`.
 
     Raises:
         TypeError: ``positions`` has another type.

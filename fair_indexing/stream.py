@@ -53,12 +53,12 @@ def encode_stream(
         records: The documents as (docno, text). They are read in the caller's thread, one window ahead.
         window: How many documents are sorted by length and batched together. A window ends earlier when it holds over
             16 million characters.
-        task: All settings down to ``strength`` are those of `fair_indexing.encode.encode_texts`.
-        prompt: See ``task``.
-        batch_size: See ``task``.
-        tokens_per_batch: See ``task``.
-        normalize: See ``task``.
-        strength: See ``task``.
+        task: "document", "query", or None for neither, as for `fair_indexing.encode.encode_texts`.
+        prompt: What is put before every text; None for the model's own prompt for the task.
+        batch_size: The most texts of a forward pass; None for no limit.
+        tokens_per_batch: The most tokens of a forward pass, padding included; None for a default by device.
+        normalize: Whether vectors are scaled to unit length; None does so if the model's similarity is the cosine.
+        strength: Overrides the strength of a calibrated model's settings.
         show_progress_bar: Whether to show a bar with documents per second and the time left.
         total: The number of documents, for the time left; None for that of ``records`` if they have a length.
         devices: Devices such as ["cuda:0", "cuda:1"], each of which encodes in a process of its own; None for the
