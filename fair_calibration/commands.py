@@ -92,6 +92,13 @@ def positive_int(text: str) -> int:
     return value
 
 
+def seed(text: str) -> int:
+    """Converts an argument that has to be an integer of at least 0; for the ``type`` of `add_argument`."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
+    return int(text)
+
+
 def strength(text: str) -> float:
     """Converts an argument that has to be a number from 0 to 1; for the ``type`` of `add_argument`."""
     try:

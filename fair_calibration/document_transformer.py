@@ -149,7 +149,11 @@ class DocumentTransformer(Transformer):
     def preprocess(  # type: ignore[override]
         self, inputs: Any, prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Tokenizes as `Transformer.preprocess` does, and counts the texts that are truncated."""
+        """Tokenizes as `Transformer.preprocess` does, and counts the texts that are truncated.
+
+        With ``counted=False`` nothing is counted, as for texts that only show how the model tokenizes.
+        """
+        counted = kwargs.pop("counted", True)
         strength = kwargs.pop("strength", None)
         strength = self.fair_config.strength if strength is None else strength
         task = kwargs.get("task")
@@ -160,7 +164,7 @@ class DocumentTransformer(Transformer):
         else:
             features, n_truncated = self.tokenize_documents(inputs, prompt, strength=strength, **kwargs)
             counts = DocumentCounts(truncated=n_truncated)
-        if any(counts):
+        if counted and any(counts):
             self.counter.add(counts, max_seq_length=self.max_seq_length)
         return features
 

@@ -22,8 +22,8 @@ class DocumentCounts(NamedTuple):
         too_short: Documents left as in the plain model, since they have fewer content tokens than
             ``FairConfig.min_content_tokens``, or fit into one chunk.
         plain: Documents encoded at strength 0.
-        truncated: Documents, among all of these, that were cut off at ``max_seq_length``. What is cut off cannot be
-            found by any query.
+        truncated: Documents, among all of these, that were cut off at ``max_seq_length``, counted when they are
+            tokenized. What is cut off cannot be found by any query.
         truncated_queries: Queries that were cut off at ``max_seq_length``. What is cut off is not searched for.
     """
 

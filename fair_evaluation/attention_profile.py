@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -81,12 +81,7 @@ def attention_profile(
     """
     batch_size = validate_positive_int("batch_size", batch_size)
     fair = calibrate(model, config).eval()
-    settings = fair.fair_config
-    if not isinstance(settings, FairConfig):
-        raise TypeError(
-            f"config: {type(settings).__name__} leaves the model's attention as it is, so there is nothing to compare; "
-            "give a FairConfig"
-        )
+    settings = cast(FairConfig, fair.fair_config)  # `load_batch` refuses others
     prompt = document_prompt(model) if prompt is None else prompt
     groups: dict[tuple[int, bool], _Group] = {}
     n_documents = n_truncated = 0

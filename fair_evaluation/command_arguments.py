@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fair_calibration.commands import positive_int, strength
+from fair_calibration.texts import check_texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,19 +114,25 @@ def read_texts(source: str) -> Iterator[str]:
 
         yield from (document["text"] for document in build_collections(load_passages())[0].documents)
         return
-    with Path(source).open(encoding="utf-8") as file:
+    with Path(source).open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            if Path(source).suffix == ".txt":
-                yield line.strip()
-                continue
+            where = f"{source}, line {number}"
             try:
-                text = json.loads(line)["text"]
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{source}, line {number}: expected JSON with the field 'text' ({error!r})") from error
+                decoded = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where}: expected text in UTF-8 ({error})") from error
+            if not decoded.strip():
+                continue
+            text: object = decoded.strip()
+            if Path(source).suffix != ".txt":
+                try:
+                    text = json.loads(decoded)["text"]
+                except (ValueError, TypeError, KeyError, RecursionError) as error:
+                    reason = f"{type(error).__name__}: {error}"
+                    raise ValueError(f"{where}: expected JSON with the field 'text' ({reason})") from error
             if not isinstance(text, str):
-                raise ValueError(f"{source}, line {number}: expected a string in the field 'text', got {text!r}")
+                raise ValueError(f"{where}: expected a string in the field 'text', got {text!r}")
+            check_texts([text], [where], named="at")
             yield text
 
 

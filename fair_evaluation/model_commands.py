@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from fair_calibration.commands import PROGRAM, positive_int, strength
+from fair_calibration.commands import PROGRAM, positive_int, seed, strength
 from fair_evaluation.command_arguments import (
     EMBEDDED,
     add_model_and_texts,
@@ -98,7 +98,7 @@ def add_reflection(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
     parser.add_argument("--compare", action="store_true", help="measure the plain model as well")
     parser.add_argument("--segments", type=positive_int, default=4, help="segments per document (default: 4)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the bootstrap (default: 0)")
     add_outputs(parser)
 
 
@@ -148,8 +148,10 @@ def run_reflection(args: argparse.Namespace) -> None:
 
 def _command(name: str, args: argparse.Namespace) -> str:
     """Returns the command line of another command for the same model and documents."""
-    length = [] if args.max_seq_length is None else ["--max-seq-length", str(args.max_seq_length)]
-    return shlex.join([PROGRAM, name, args.model, args.texts, *length])
+    names = ["max_seq_length", "limit", *(("config", "strength") if name == "reflection" else ())]
+    given = [(n, getattr(args, n, None)) for n in names]
+    options = [part for n, value in given if value is not None for part in (f"--{n.replace('_', '-')}", str(value))]
+    return shlex.join([PROGRAM, name, args.model, args.texts, *options])
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +166,7 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--basket-sizes", type=positive_int, nargs="+", help="basket sizes to try as well")
     parser.add_argument("--max-texts", type=positive_int, default=32, help="documents to draw (default: 32)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the drawing (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the drawing (default: 0)")
 
 
 def run_tune(args: argparse.Namespace) -> None:

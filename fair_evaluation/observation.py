@@ -68,8 +68,17 @@ class ObservedPass:
 
 
 def load_batch(model: FairSentenceTransformer, texts: Sequence[str], *, prompt: str) -> Batch:
-    """Tokenizes documents as the model does before encoding them, with truncation."""
-    fair = cast(FairTransformer, model.fair)
+    """Tokenizes documents as the model does before encoding them, with truncation.
+
+    Raises:
+        TypeError: The model encodes in even chunks.
+    """
+    fair = model.fair
+    if not isinstance(fair, FairTransformer):
+        raise TypeError(
+            f"config: {type(model.fair_config).__name__} leaves the model's attention as it is, so there is nothing to "
+            "compare; give a FairConfig"
+        )
     features, n_truncated = fair.tokenize_documents(list(texts), prompt or None, strength=0.0, task="document")
     features = {name: v.to(model.device) if isinstance(v, Tensor) else v for name, v in features.items()}
     summary = fair.summary()

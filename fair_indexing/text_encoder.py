@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device, truncate_embeddings
 
 from fair_calibration import DocumentCounts, FairSentenceTransformer
+from fair_calibration.access.discovery import PROBE_TEXTS
 from fair_calibration.identity import resolve_normalize
 from fair_calibration.limits import has_limit
 from fair_calibration.prompts import document_prompt, query_prompt
@@ -85,7 +86,10 @@ class TextEncoder:
                 raise ValueError("strength: the model is not calibrated; calibrate(model) it, or leave strength out")
             self._settings["strength"] = validate_strength(strength)
         self._warned = False
-        self._tokenizer = RowTokenizer.of(self._preprocess) if _has_rows(model) else None
+        self._tokenizer: RowTokenizer | None = None
+        if _has_rows(model):
+            uncounted = {"counted": False} if isinstance(model, FairSentenceTransformer) else {}
+            self._tokenizer = RowTokenizer.of(self._preprocess, self._preprocess(list(PROBE_TEXTS), **uncounted))
 
     def prepare(self, texts: Sequence[str], names: Sequence[object] | None = None) -> TokenizedTexts:
         """Checks and tokenizes texts. One other thread may do so while `encode` runs in this one.
@@ -176,8 +180,9 @@ class TextEncoder:
     def _noun(self) -> str:
         return "query" if self.task == "query" else "document"
 
-    def _preprocess(self, texts: list[str]) -> dict[str, Any]:
-        return dict(self.model.preprocess(texts, prompt=self._resolve_prompt() or None, **self._call_kwargs()))
+    def _preprocess(self, texts: list[str], **kwargs: Any) -> dict[str, Any]:
+        prompt = self._resolve_prompt() or None
+        return dict(self.model.preprocess(texts, prompt=prompt, **self._call_kwargs(), **kwargs))
 
     def _call_kwargs(self) -> dict[str, Any]:
         return self._settings if self.task is None else {"task": self.task, **self._settings}

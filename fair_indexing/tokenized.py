@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from fair_calibration.access.discovery import PROBE_TEXTS
 from fair_calibration.even_chunks.chunks import Frame
 
 _TOKENIZED_AT_ONCE = 256  # texts of similar length, so that little of what is kept in memory is padding
@@ -50,13 +49,13 @@ class RowTokenizer:
     side: str
 
     @classmethod
-    def of(cls, preprocess: Callable[[list[str]], dict[str, Any]]) -> RowTokenizer | None:
-        """Finds out from two texts of different length how the model pads.
+    def of(cls, preprocess: Callable[[list[str]], dict[str, Any]], example: dict[str, Any]) -> RowTokenizer | None:
+        """Finds out from the features of two texts of different length how the model pads.
 
         Returns:
             The tokenizer, or None if the model's features are not one padded row per text.
         """
-        tensors, others = _split(preprocess(list(PROBE_TEXTS)))
+        tensors, others = _split(example)
         mask = tensors.get("attention_mask")
         if mask is None or mask.ndim != 2 or any(tensor.shape != (2, mask.shape[1]) for tensor in tensors.values()):
             return None

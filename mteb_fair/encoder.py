@@ -120,7 +120,7 @@ class FairEncoder:
         if model_prompts is not None:
             self.model.prompts = dict(model_prompts)
         if isinstance(chosen, EvenChunks):
-            self.model.preprocess([""], task="document")  # a chunk that does not fit is reported now
+            self.model.preprocess([""], task="document", counted=False)  # a chunk that does not fit is reported now
         self._settings = changeable_settings(self.model)
         self.mteb_model_meta = self._base
 

@@ -79,6 +79,8 @@ def load_base(
     elif isinstance(model, (str, os.PathLike)):
         path = os.fspath(model)
         own_name, listed = path if from_hub else local_name(path), {}
+        if not from_hub and revision is not None:
+            raise ValueError(f"revision: folders have none, got {revision!r} for {path!r}")
         if from_hub:
             if base_name is None and is_hub_name(path) and "/" not in path:
                 raise ValueError(

@@ -13,6 +13,7 @@ from fair_calibration import FairConfig
 from fair_calibration.settings import Settings, choose_settings, settings_from_dict
 from mteb_fair.encoder import SETTINGS, FairEncoder
 from mteb_fair.loading import commit_of, describe_base, is_folder
+from mteb_fair.nearest_names import nearest_names
 from mteb_fair.variant import PROMPTS_DIGEST, Variant
 
 
@@ -42,6 +43,15 @@ def register_model(
         ModelNotFoundError: There is no such folder or model.
         ValueError: A setting is out of range, or another model or revision is registered by the name.
     """
+    if not isinstance(base_model, (str, os.PathLike)):
+        raise TypeError(f"base_model: expected a model name or a folder, got {type(base_model).__name__}")
+    if revision is not None and not isinstance(revision, str):
+        raise TypeError(f"revision: expected str, got {revision!r}")
+    known = {*SETTINGS, "calibrate_untyped", "max_seq_length", "embed_dim", "model_prompts"}
+    for option in options:
+        if option not in known:
+            near = nearest_names(option, sorted(known), n=1)
+            raise TypeError(f"{option}: not an option of register_model; the nearest one is {near}")
     if is_folder(base_model):
         source = str(Path(base_model).resolve())  # found again from any working directory
         if revision is not None:

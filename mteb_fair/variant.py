@@ -7,6 +7,7 @@ So the settings are part of both the name and the experiment settings, and the r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from fair_calibration.validation import validate_positive_int
 
 PREFIX = "mteb_fair/"
 PROMPTS_DIGEST = "prompts_digest"
+_BASE_NAME = re.compile(r"[^/@,=]+/[^/@,=]+")
 _HASHED = "settings"
 _COMPRESSION = ("output_dtypes", "clipping_margin")  # what MTEB's CompressionWrapper adds to the experiment settings
 _MAX_LENGTH = 200  # MTEB makes folders of names, and file systems take 255 bytes
@@ -46,11 +48,16 @@ class Variant:
     model_prompts: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if "/" not in self.base_name:
-            raise ValueError(f"base_name: expected 'organization/name', got {self.base_name!r}")
+        if _BASE_NAME.fullmatch(self.base_name) is None or ".." in self.base_name.split("/"):
+            raise ValueError(
+                f"base_name: expected 'organization/name' without '@', ',' and '=' in it, got {self.base_name!r}"
+            )
         for name in ("max_seq_length", "embed_dim"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, validate_positive_int(name, value))
+        prompts: Any = {} if self.model_prompts is None else self.model_prompts
+        if not isinstance(prompts, Mapping) or not all(isinstance(t, str) for pair in prompts.items() for t in pair):
+            raise TypeError(f"model_prompts: expected a dict from names to texts, got {prompts!r}")
 
     @property
     def name(self) -> str:

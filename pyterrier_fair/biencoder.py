@@ -106,7 +106,7 @@ class FairBiEncoder(SettingsAttributes, BiEncoder):  # type: ignore[misc]
         self.max_seq_length = max_seq_length
         self.normalize = normalize
         # Settings that do not fit the model are reported now, not when the first document is encoded.
-        self.calibrated_model().preprocess([""], task="document")
+        self.calibrated_model().preprocess([""], task="document", counted=False)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "config":  # checked at once, and the name of a preset is replaced by its settings
@@ -390,21 +390,22 @@ class FairDocEncoder(_Part, BiDocEncoder):  # type: ignore[misc]
                     yield {**record, "doc_vec": vector}
 
     def __rshift__(self, right: pt.Transformer) -> pt.Transformer:
-        return _Indexing(self, right) if isinstance(right, pt.Indexer) else super().__rshift__(right)
+        return Indexing(self, right) if isinstance(right, pt.Indexer) else super().__rshift__(right)
 
     def encode(self, texts: list[str]) -> np.ndarray:
         """Encodes document texts: float32 (n, D)."""
         return self.bi_encoder_model.encode_docs(texts, self.batch_size, verbose=self.verbose)
 
 
-class _Indexing(pt.Compose):
-    """A doc encoder and an indexer, which get the documents as one stream instead of 100 at a time."""
+class Indexing(pt.Compose):
+    """What prepares documents and an indexer, which get them as one stream instead of 100 at a time."""
 
     def index(self, iter: Iterable[dict[str, Any]] | pd.DataFrame, batch_size: int | None = None) -> Any:
-        encoder, indexer = cast(tuple[FairDocEncoder, pt.Indexer], tuple(self))
+        """Indexes documents."""
+        first, indexer = cast(tuple[Any, pt.Indexer], tuple(self))
         if batch_size is not None:
-            return super().index(read_records(iter, encoder.text_field), batch_size)
-        return indexer.index(encoder.transform_iter(iter))
+            return super().index(read_records(iter, first.text_field), batch_size)
+        return indexer.index(first.transform_iter(iter))
 
 
 class FairScorer(_Part, BiScorer):  # type: ignore[misc]

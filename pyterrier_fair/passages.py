@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,7 @@ import pyterrier as pt
 from fair_calibration import FairSentenceTransformer
 from fair_calibration.passages import check_chunk_size, cut_passages
 from fair_calibration.texts import check_texts
-from pyterrier_fair.biencoder import FairBiEncoder
+from pyterrier_fair.biencoder import FairBiEncoder, Indexing
 from pyterrier_fair.columns import read_records, read_texts
 
 _MARK = "%p"  # between docno and passage number, as `pt.text.max_passage` reads it
@@ -34,13 +34,12 @@ class FairPassages(pt.Transformer):
     passage. The other columns stay as they are.
     """
 
-    def __init__(self, encoder: FairBiEncoder, *, chunk_size: int = 128, text_field: str | None = None) -> None:
+    def __init__(self, encoder: FairBiEncoder, *, chunk_size: int = 128) -> None:
         """Takes the encoder whose tokens are counted.
 
         Args:
-            encoder: The encoder; only its tokenizer, prompts and ``max_seq_length`` count here.
+            encoder: The encoder; its tokenizer, prompts, ``max_seq_length`` and ``text_field`` count here.
             chunk_size: The most tokens of a passage, without the model's prompt and special tokens.
-            text_field: The column of the texts; None means the encoder's.
 
         Raises:
             TypeError: ``encoder`` is not a FairBiEncoder, or ``chunk_size`` is not an integer.
@@ -50,20 +49,21 @@ class FairPassages(pt.Transformer):
             raise TypeError(f"encoder: expected a FairBiEncoder, got {type(encoder).__name__}")
         self.encoder = encoder
         self.chunk_size = chunk_size
-        self.text_field = text_field
         check_chunk_size(encoder.calibrated_model(), chunk_size)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Returns one row per passage.
 
         Raises:
-            ValueError: A text is missing, a docno has "%p" in it, or ``chunk_size`` no longer fits the model.
-            TypeError: A text is not a string.
+            ValueError: A text is missing, a docno has "%p" in it, the documents have vectors already (``doc_vec``), or
+                ``chunk_size`` no longer fits the model.
+            TypeError: A text or a docno is not a string.
         """
-        field = self._field
+        field = self.text_field
         with pt.validate.any(inp, context=self) as v:
             v.document_frame(extra_columns=[field])
             v.result_frame(extra_columns=[field])
+        _check_no_vectors(inp.columns)
         texts = read_texts(inp, field)
         model = self._model()
         passages = {text: cut_passages(model, text, chunk_size=self.chunk_size) for text in dict.fromkeys(texts)}
@@ -77,8 +77,11 @@ class FairPassages(pt.Transformer):
 
     def transform_iter(self, inp: Iterable[dict[str, Any]] | pd.DataFrame) -> Iterator[dict[str, Any]]:
         """Yields one record per passage of a stream of records; errors are those of `transform`."""
-        field, model = self._field, self._model()
+        field, model = self.text_field, self._model()
         for number, record in enumerate(read_records(inp, field)):
+            if not isinstance(record, Mapping):
+                raise TypeError(f"record {number}: expected a dict with 'docno' and {field!r}, got {record!r:.40}")
+            _check_no_vectors(record)
             if missing := {"docno", field} - record.keys():
                 raise ValueError(f"record {number}: expected 'docno' and {field!r}, {sorted(missing)} are missing")
             docno, text = _check_docno(record["docno"]), record[field]
@@ -86,9 +89,13 @@ class FairPassages(pt.Transformer):
             for i, passage in enumerate(cut_passages(model, text, chunk_size=self.chunk_size)):
                 yield {**record, "docno": f"{docno}{_MARK}{i}", field: passage}
 
+    def __rshift__(self, right: pt.Transformer) -> pt.Transformer:
+        return Indexing(self, right) if isinstance(right, pt.Indexer) else super().__rshift__(right)
+
     @property
-    def _field(self) -> str:
-        return self.text_field or self.encoder.text_field
+    def text_field(self) -> str:
+        """The column of the texts, the encoder's."""
+        return str(self.encoder.text_field)
 
     def _model(self) -> FairSentenceTransformer:
         model = self.encoder.calibrated_model()
@@ -96,16 +103,21 @@ class FairPassages(pt.Transformer):
         return model
 
     def _key(self) -> Hashable:
-        return (self.encoder._query_key(), self.chunk_size, self._field)
+        return (self.encoder._query_key(), self.chunk_size, self.text_field)
 
     def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, FairPassages) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash((FairPassages, self.encoder, self.chunk_size))
+        return hash((FairPassages, self.encoder))  # the chunk size may be changed, as by a grid search
 
     def __repr__(self) -> str:
         return f"FairPassages({self.encoder!r}, chunk_size={self.chunk_size})"
+
+
+def _check_no_vectors(columns: Container[str]) -> None:
+    if "doc_vec" in columns:
+        raise ValueError("doc_vec: these are the vectors of whole documents; cut passages before they are encoded")
 
 
 def _check_docno(docno: Any) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from fair_calibration import FairConfig, FairSentenceTransformer
 from fair_calibration.commands import main
+from fair_evaluation.command_arguments import read_texts
 from fair_evaluation.commands import COMMANDS
 from tests.core.tiny_models import documents
 
@@ -146,12 +147,32 @@ def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("{", "texts.jsonl, line 1: expected JSON with the field 'text'"),
         ('{"body": "x"}', "texts.jsonl, line 1: expected JSON with the field 'text'"),
         ('{"text": 5}', "texts.jsonl, line 1: expected a string in the field 'text', got 5"),
+        ("[" * 100_000, "texts.jsonl, line 1: expected JSON with the field 'text' (RecursionError"),
+        (r'{"text": "bees \ud800"}', "contain a lone surrogate"),
         ("", "expected at least one document"),
     ],
 )
 def test_bad_texts(content: str, message: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "texts.jsonl").write_text(content)
     assert message in fails(["truncation", model, str(tmp_path / "texts.jsonl")], capsys)
+
+
+def test_encodings_of_texts(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_bytes("one\n\ncaf\u00e9\n".encode("latin-1"))
+    assert "texts.txt, line 3: expected text in UTF-8" in fails(["truncation", model, str(path)], capsys)
+    path.write_bytes("\ufeffone\ntwo\n".encode())
+    assert [*read_texts(str(path))] == ["one", "two"]
+
+
+def test_arguments_are_refused_before_anything_is_encoded(
+    model: str, texts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = fails(["reflection", model, texts, "--seed", "-1"], capsys)
+    assert "argument --seed: expected an integer of at least 0, got '-1'" in line
+    plot = ["--plot", str(tmp_path / "plot.png"), "--baskets", "2"]
+    line = fails(["attention", model, texts, "--config", "even_chunks", *plot], capsys)
+    assert "EvenChunks leaves the model's attention as it is" in line
 
 
 def test_missing_paths(model: str, texts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

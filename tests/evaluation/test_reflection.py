@@ -172,7 +172,8 @@ def test_documents_left_out_are_counted(tiny_model: TinyModel, caplog: pytest.Lo
         "Segment reflection leaves documents out: 2 of 6 documents measured, 2 too short, 2 truncated"
     ]
     with pytest.raises(
-        ValueError, match="at least two documents are needed that can be cut and are read whole, got 1 of 2 documents measured"
+        ValueError,
+        match="at least two documents are needed that can be cut and are read whole, got 1 of 2 documents measured",
     ):
         segment_reflection(model, texts[1:3], show_progress_bar=False)
 

@@ -398,3 +398,15 @@ def test_the_bar(fair: FairSentenceTransformer, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == ""
     encode_texts(fair, TEXTS, show_progress_bar=True)
     assert re.search(r"Encoding: 100%.*12/12 .*doc/s", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("task", ["document", "query"])
+def test_texts_of_our_own_are_not_counted(
+    fair: FairSentenceTransformer, task: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An encoder looks at two texts first, to see how the model pads."""
+    fair.max_seq_length = 5  # fewer tokens than those have
+    with caplog.at_level(logging.WARNING):
+        encode_texts(fair, ["ba"], task=task)
+    assert fair.counts.truncated == fair.counts.truncated_queries == 0
+    assert not caplog.records

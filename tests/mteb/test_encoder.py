@@ -460,8 +460,14 @@ class TestErrors:
             FairEncoder(tiny_path, strength=2)
         with pytest.raises(TypeError, match="calibrate_untyped: expected True or False, got 'no'"):
             FairEncoder(tiny_path, calibrate_untyped="no")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="base_name: expected 'organization/name', got 'model'"):
-            FairEncoder(tiny_path, base_name="model")
+        for name in ("model", "a/b/c", "a/b@strength=1", "../x"):
+            with pytest.raises(ValueError, match=rf"base_name: expected 'organization/name' .*, got '{name}'"):
+                FairEncoder(tiny_path, base_name=name)
+        for prompts in ("q", ["q"], {"query": 1}, {"query": None}):
+            with pytest.raises(TypeError, match="model_prompts: expected a dict from names to texts"):
+                FairEncoder(tiny_path, model_prompts=prompts)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="revision: folders have none, got 'abc'"):
+            FairEncoder(tiny_path, "abc")
         with pytest.raises(ValueError, match="embed_dim: expected at most the model's 32 dimensions, got 64"):
             FairEncoder(tiny_path, embed_dim=64)
         with pytest.raises(ValueError, match=r"\['revision'\] are for loading a name or a folder"):

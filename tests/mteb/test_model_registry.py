@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import mteb
 import pytest
@@ -10,7 +11,7 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 import mteb_fair
 from fair_calibration import PRESETS, FairConfig, FairSentenceTransformer
 from fair_calibration.model_source import ModelNotFoundError
-from mteb_fair import Variant
+from mteb_fair import Variant, register_model
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +117,16 @@ class TestModels:
     def test_a_name_that_nobody_knows(self) -> None:
         with pytest.raises(ModelNotFoundError, match="'someone/some-model' is not a folder, not in the local cache"):
             mteb_fair.register_model("someone/some-model")
+
+    @pytest.mark.parametrize(
+        ("model", "options", "message"),
+        [
+            ("BAAI/bge-m3", {"strenght": 0.5}, r"strenght: not an option of register_model; .* \['strength'\]"),
+            ("BAAI/bge-m3", {"device": "cpu"}, "device: not an option of register_model"),
+            ("BAAI/bge-m3", {"revision": 3}, "revision: expected str, got 3"),
+            (None, {}, "base_model: expected a model name or a folder, got NoneType"),
+        ],
+    )
+    def test_misspelt_options(self, model: Any, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(TypeError, match=message):
+            register_model(model, **options)

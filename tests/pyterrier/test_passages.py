@@ -93,6 +93,22 @@ def test_docnos(passages: FairPassages, docno: object, error: type[Exception], m
         next(passages.transform_iter(records))
 
 
+def test_vectors_of_whole_documents_are_refused(passages: FairPassages, docs: pd.DataFrame) -> None:
+    encoded = passages.encoder.doc_encoder()(docs)
+    with pytest.raises(ValueError, match="doc_vec: these are the vectors of whole documents"):
+        passages(encoded)
+    with pytest.raises(ValueError, match="doc_vec: these are the vectors of whole documents"):
+        next(passages.transform_iter(encoded.to_dict("records")))
+
+
+def test_frames_can_be_indexed(passages: FairPassages, docs: pd.DataFrame, tmp_path: Path) -> None:
+    index = FairIndex(tmp_path / "fair", passages.encoder)
+    (passages >> index).index(docs)
+    assert len(index.flex()) == len(passages(docs))
+    with pytest.raises(TypeError, match="record 0: expected a dict with 'docno' and 'text', got 'd'"):
+        next(passages.transform_iter("documents"))  # type: ignore[arg-type]
+
+
 def test_missing_columns(passages: FairPassages, docs: pd.DataFrame) -> None:
     with pytest.raises(pt.validate.InputValidationError):
         passages(docs[["docno"]])
@@ -105,7 +121,7 @@ def test_settings(make_encoder: MakeEncoder, passages: FairPassages) -> None:
     assert passages == copy.copy(passages) == FairPassages(make_encoder(strength=0.1), chunk_size=16)  # no calibration
     assert hash(passages) == hash(copy.copy(passages))
     assert passages != FairPassages(encoder, chunk_size=17)
-    assert passages != FairPassages(encoder, chunk_size=16, text_field="body")
+    assert passages != FairPassages(make_encoder(text_field="body"), chunk_size=16)
     chunked = FairBiEncoder(encoder.model, EvenChunks(chunk_size=8, unit_size=8))
     assert FairPassages(chunked, chunk_size=16) == passages
     assert "chunk_size=16" in repr(passages)
@@ -113,6 +129,13 @@ def test_settings(make_encoder: MakeEncoder, passages: FairPassages) -> None:
         FairPassages(encoder, chunk_size=127)
     with pytest.raises(TypeError, match="encoder: expected a FairBiEncoder, got str"):
         FairPassages("model")  # type: ignore[arg-type]
+
+
+def test_the_chunk_size_may_be_changed(passages: FairPassages, docs: pd.DataFrame) -> None:
+    known, n = {passages: 1}, len(passages(docs))
+    passages.chunk_size = 8  # as a grid search does
+    assert known[passages] == 1
+    assert len(passages(docs)) > n
 
 
 def test_a_limit_that_is_lowered_later(passages: FairPassages, docs: pd.DataFrame) -> None:
