@@ -74,6 +74,7 @@ def main() -> None:
             eval_metrics=[nDCG @ 10, RR @ 10, "mrt"],
             names=list(systems),
             save_dir=str(runs),  # perquery="both" would leave the response time out
+            verbose=not args.quiet,
         )
         per_query = pd.read_csv(runs / "perquery.csv", dtype={"qid": str})
     evaluations = evaluate(per_query, topics)
