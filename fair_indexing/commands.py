@@ -69,8 +69,13 @@ def run_build(args: argparse.Namespace) -> None:
     from fair_indexing.builder import build
     from fair_indexing.pool import check_devices
     from fair_indexing.records import open_source
+    from fair_indexing.shards import ShardFolder
 
     open_source(args.source, docno_field=args.docno_field, text_field=args.text_field).started()  # before loading
+    if (folder := Path(args.folder)).exists() and not ShardFolder.exists(folder):
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else [folder.name]
+        if any(not name.startswith(".") for name in names):
+            raise ValueError(f"folder: expected a new or an empty folder, or one with a build, got {args.folder!r}")
     if args.ray is not None:
         find_model(args.model)  # else only the workers, which load it, would find out
     if args.device is not None:

@@ -151,6 +151,23 @@ def test_numbers_that_are_out_of_range(
     assert f"argument {option}: expected an integer of at least 1, got '{value}'" in capsys.readouterr().err
 
 
+def test_output_folders_are_checked_before_the_model_is_loaded(
+    arguments: list[str],
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("fair_calibration.loading.load_calibrated", lambda *_, **__: pytest.fail("loaded"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    for folder in (source, str(tmp_path / "full")):
+        arguments[3] = folder
+        assert main(arguments) == 2
+        message = f"folder: expected a new or an empty folder, or one with a build, got {folder!r}"
+        assert capsys.readouterr().err.strip() == f"fair-calibration build: error: {message}"
+
+
 def test_paths_that_do_not_exist(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for place, message in ((1, "model: there is no folder './nope'"), (2, "source: no such file: nope")):
         changed = [*arguments]
