@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SMOKE := tests/core/test_model.py tests/core/test_transformer.py tests/core/test_query.py \
-	tests/core/method/test_reference.py tests/core/method/test_pooled_row.py tests/core/access/test_discovery.py \
+	tests/core/method/test_reference.py tests/core/method/test_fast_paths.py tests/core/access/test_discovery.py \
 	tests/core/even_chunks tests/evaluation/test_measures.py tests/indexing/test_build.py \
 	tests/pyterrier/test_conformance.py tests/mteb/test_scores.py
 

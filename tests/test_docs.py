@@ -63,3 +63,14 @@ def test_links_between_pages() -> None:
     for path in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_files_that_are_named_exist() -> None:
+    """Those of the smoke run, and those that CONTRIBUTING.md and the README name."""
+    root = DOCS.parent
+    text = "".join((root / name).read_text(encoding="utf-8") for name in ("Makefile", "CONTRIBUTING.md", "README.md"))
+    named = set(
+        re.findall(r"(?<![\w/])(?:tests|benchmarks|docs|examples|fair_\w+|mteb_fair|pyterrier_fair)/[\w/.-]*\w", text)
+    )
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (root / name).exists()] == []
