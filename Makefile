@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 SMOKE := tests/core/test_model.py tests/core/test_transformer.py tests/core/test_query.py \
-	tests/core/method/test_reference.py tests/core/method/test_fast_paths.py tests/core/access/test_discovery.py \
+	tests/core/method/test_reference.py tests/core/access/test_discovery.py \
 	tests/core/even_chunks tests/evaluation/test_measures.py tests/indexing/test_build.py \
 	tests/pyterrier/test_conformance.py tests/mteb/test_scores.py
 
@@ -16,7 +16,7 @@ demo: .venv/installed  ## BM25, plain and calibrated dense retrieval compared by
 test: .venv/installed  ## the test-suite
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
-smoke: .venv/installed  ## a run of about a minute over the parts that everything else stands on
+smoke: .venv/installed  ## a run of a minute and a half over the parts that everything else stands on
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(SMOKE) $(ARGS)
 
 check: lint docs test  ## what CI runs
