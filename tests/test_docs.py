@@ -73,4 +73,5 @@ def test_files_that_are_named_exist() -> None:
         re.findall(r"(?<![\w/])(?:tests|benchmarks|docs|examples|fair_\w+|mteb_fair|pyterrier_fair)/[\w/.-]*\w", text)
     )
     assert len(named) > 20
-    assert [name for name in sorted(named) if not (root / name).exists()] == []
+    built = {"docs/_build", "docs/_build/index.html"}
+    assert [name for name in sorted(named - built) if not (root / name).exists()] == []
