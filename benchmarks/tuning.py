@@ -10,7 +10,6 @@ values with labels from the record of `ways`.
 
 from __future__ import annotations
 
-import argparse
 import os
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ import transformers
 from encoders import ENCODERS, encoder_facts, load_encoder
 from rotations import Record, build_rotations, markdown
 from sentence_transformers import SentenceTransformer
-from ways import GEOMETRIES, OWN, PLAIN, PUBLISHED, SEED
+from ways import GEOMETRIES, OWN, PLAIN, PUBLISHED, SEED, study_parser
 
 from fair_evaluation.position_collections import load_passages
 from fair_evaluation.tuning import tune
@@ -33,12 +32,8 @@ WAYS_RECORD = Path(__file__).parent / "records" / "ways.jsonl"
 
 def main() -> None:
     """Measures what the record lacks, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=Path, help="JSON lines; default: the project's own passages")
-    parser.add_argument("--encoder", choices=ENCODERS, action="append", help="repeatable; default: all")
+    parser = study_parser(__doc__)
     parser.add_argument("--seed", type=int, action="append", help="of the texts drawn; repeatable; default: 0")
-    parser.add_argument("--record", type=Path, required=True, help="a JSON lines file, read and added to")
-    parser.add_argument("--table", action="store_true", help="print the table of the record and measure nothing")
     args = parser.parse_args()
     record = Record(args.record)
     source = args.passages.stem if args.passages else OWN

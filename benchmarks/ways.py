@@ -61,12 +61,8 @@ SEED = 0  # of the grouping of passages into documents
 
 def main() -> None:
     """Measures what the record lacks, and prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=Path, help="JSON lines; default: the project's own passages")
-    parser.add_argument("--encoder", choices=ENCODERS, action="append", help="repeatable; default: all")
+    parser = study_parser(__doc__)
     parser.add_argument("--geometry", choices=GEOMETRIES, action="append", help="repeatable; default: all that fit")
-    parser.add_argument("--record", type=Path, required=True, help="a JSON lines file, read and added to")
-    parser.add_argument("--table", action="store_true", help="print the tables of the record and measure nothing")
     parser.add_argument("--base", choices=("plain", "published"), default="plain", help="what the tables compare with")
     args = parser.parse_args()
     record = Record(args.record)
@@ -77,6 +73,16 @@ def main() -> None:
             for geometry in args.geometry or GEOMETRIES:
                 _measure(record, name, model, geometry, args.passages)
     print(tables(record, args.base))
+
+
+def study_parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with the arguments of a study over encoders, geometries and a record."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=Path, help="JSON lines; default: the project's own passages")
+    parser.add_argument("--encoder", choices=ENCODERS, action="append", help="repeatable; default: all")
+    parser.add_argument("--record", type=Path, required=True, help="a JSON lines file, read and added to")
+    parser.add_argument("--table", action="store_true", help="print the tables of the record and measure nothing")
+    return parser
 
 
 def _measure(record: Record, encoder: str, model: SentenceTransformer, geometry: str, path: Path | None) -> None:

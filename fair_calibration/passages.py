@@ -13,8 +13,8 @@ from fair_calibration.validation import validate_positive_int
 def cut_passages(model: SentenceTransformer, text: str, *, chunk_size: int = 128) -> list[str]:
     """Cuts a text into as few passages as possible that differ little in their number of tokens.
 
-    Passages end at white space. Where there is none within a quarter of a passage, as in scripts without spaces, they
-    end at a token. Nothing but white space at the ends of passages is left out.
+    Passages end at white space. In scripts without spaces, and in words longer than a quarter of a passage, they end
+    between two tokens. Only white space at the ends of passages is left out.
 
     Args:
         model: The model, whose tokenizer counts the tokens.
@@ -80,8 +80,8 @@ def token_starts(model: SentenceTransformer, text: str) -> list[int]:
 def cut_evenly(text: str, starts: list[int], n_pieces: int) -> list[str]:
     """Cuts a text into pieces of equal token count.
 
-    Cuts are moved to the nearest token next to white space within a quarter of a piece; if there is none, they stay at
-    the exact place.
+    Each cut is moved to the nearest token that is next to white space, by at most a quarter of a piece. A cut without
+    such a token near it stays where it is, between two tokens.
 
     Args:
         text: The text.
