@@ -50,6 +50,14 @@ class EvenChunksTransformer(DocumentTransformer):
             "set pooled_row_only=False, or calibrate with a FairConfig"
         )
 
+    def use_kernel(self, kernel: Any, model: nn.Module) -> None:  # noqa: ARG002
+        """Raises a ValueError for every kernel but "torch": no attention is calibrated."""
+        if kernel != "torch":
+            raise ValueError(
+                f"kernel: expected 'torch' with EvenChunks, which calibrates no attention, got {kernel!r}; leave it "
+                "out, or calibrate with a FairConfig"
+            )
+
     def prepare(self, model: nn.Module) -> None:  # noqa: ARG002
         """Raises a ValueError if the model's pooling does not work on chunks, or a chunk does not fit into an input."""
         self._pooling()
