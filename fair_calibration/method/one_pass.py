@@ -114,6 +114,9 @@ class OnePass:
         lowest, highest = (sequences, sequences) if ranges is None else ranges
         lowest, highest = torch.broadcast_tensors(lowest, highest)  # type: ignore[no-untyped-call]
         range_strides = [0 if size == 1 else stride for size, stride in zip(lowest.shape, lowest.stride(), strict=True)]
+        strides = [stride for tensor in (query, key, value, output) for stride in tensor.stride()[:3]]
+        if call.offsets is not None:
+            strides[::3] = [0] * 4  # the sequences begin at their offsets
         share = config.isolated_share
         grid = (-(-n_rows * n_groups // blocks.rows), n_kv, len(sequences))
         one_pass[grid](
@@ -137,10 +140,7 @@ class OnePass:
             baskets.n_kept,
             baskets.basket_size,
             -(-baskets.basket_size // blocks.keys),
-            *query.stride()[:3],
-            *key.stride()[:3],
-            *value.stride()[:3],
-            *output.stride()[:3],
+            *strides,
             *range_strides,
             RANGES=ranges is not None,
             GATHER=self._gathers,
@@ -165,17 +165,21 @@ PRECISION = "tf32x3"
 def choose_blocks(n_rows: int, basket_size: int, dim: int, dtype: torch.dtype) -> Blocks:
     """Chooses the blocks for a number of rows (over all heads that share keys), the larger head size and a dtype.
 
-    They are chosen so that the kernel, compiled for sm_80 and sm_90, spills no registers and fits into the shared
-    memory of both; which of them are fastest was not measured.
+    They are chosen by what the kernel, compiled for sm_80 and sm_90, needs of registers and shared memory
+    (``benchmarks/compile_kernel.py``). Which of them are fastest was not measured.
     """
     block_d = block_of(dim)
-    wide = block_d >= 128 if dtype == torch.float32 else block_d >= 256
-    largest = 64 if wide or dtype == torch.float32 else 128
-    sizes = [size for size in (128, 64, 32, 16) if size <= largest]
-    keys = min(sizes, key=lambda size: (-(-basket_size // size) * size, -size))  # the least padding, then the largest
-    if n_rows <= 16:
+    half = dtype != torch.float32
+    largest = (128 if block_d <= 128 else 64) if half else (64 if block_d <= 128 else 32)
+    # A basket is padded to whole blocks, and a block has costs of its own, taken to be those of 32 keys.
+    keys = min((128, 64, 32, 16), key=lambda size: -(-basket_size // size) * (size + 32) if size <= largest else math.inf)
+    if half:
+        rows, n_warps, n_stages = (64, 4, 3) if block_d <= 64 else (64, 8, 2) if block_d <= 128 else (32, 8, 2)
+    else:
+        rows, n_warps, n_stages = (32, 4, 2) if block_d <= 64 else (16, 8, 2)
+    if n_rows <= 16 and rows > 16:
         return Blocks(16, keys, 4, 2)
-    return Blocks(64, keys, 8 if block_d >= 128 else 4, 2)
+    return Blocks(rows, keys, n_warps, n_stages)
 
 
 def block_of(dim: int) -> int:

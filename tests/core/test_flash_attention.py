@@ -1,0 +1,155 @@
+"""Models with flash attention, padded and unpadded, whose calibrated vectors are those of sdpa."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from transformers import AttentionInterface, PreTrainedModel, modeling_flash_attention_utils
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from fair_calibration import DocumentCounts, FairConfig, calibrate, uncalibrate
+from fair_calibration.access import interface
+from tests.conftest import TinyModel
+from tests.core.families import CASES, load_plain
+from tests.core.flash import lazy_imports
+from tests.core.tiny_models import documents
+
+CONFIG = FairConfig(basket_size=8, strength=0.7, layers=2)
+TEXTS = documents([40, 5, 27, 13])
+HUB_NAME = "kernels-community/flash-attn2"
+TOLERANCE = 2e-5  # as in test_families
+
+
+@pytest.fixture(autouse=True)
+def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes transformers believe that flash attention is installed and runs on CPUs."""
+    monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lazy_imports)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    monkeypatch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", lambda *_, **__: True)
+    yield
+    interface._flash_functions.clear()
+    AttentionInterface.register("flash_attention_2", flash_attention_forward)
+    AttentionInterface._global_mapping.pop(HUB_NAME, None)
+
+
+def with_flash(model: SentenceTransformer, name: str = "flash_attention_2", *, unpad: bool) -> SentenceTransformer:
+    """Sets flash attention on a model, as loading it with ``attn_implementation`` does."""
+    transformer: Any = model[0]
+    transformer.model.set_attn_implementation(name)
+    transformer.unpad_inputs = None if unpad else False
+    assert transformer.can_flatten_inputs == unpad
+    return model
+
+
+def encode(model: SentenceTransformer, **kwargs: Any) -> np.ndarray:
+    vectors: np.ndarray = model.encode_document(TEXTS, **kwargs)
+    assert np.isfinite(vectors).all()
+    return vectors
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(actual - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize(
+    ("family", "pooling"),
+    [("bert", "cls"), ("bert", "mean"), ("xlm_roberta", "cls"), ("qwen3", "lasttoken"), ("qwen3_sliding", "mean")],
+)
+def test_equals_sdpa(tiny_model: TinyModel, family: str, pooling: str, unpad: bool) -> None:
+    plain = tiny_model(family, pooling)
+    expected, expected_plain = encode(calibrate(plain, CONFIG)), encode(plain)
+    with_flash(plain, unpad=unpad)
+    fair = calibrate(plain, CONFIG)
+    assert fair.summary().mechanism == "transformers AttentionInterface, on top of flash_attention_2"
+    calibrated = encode(fair)
+    assert_close(calibrated, expected)
+    assert np.abs(calibrated - expected_plain).max() > 5e-3 * np.abs(expected_plain).max()
+    assert fair.counts.documents == 4
+    # At strength 0, for queries and without the calibration the model computes what it computes by itself.
+    plain_flash = encode(plain)
+    assert_close(plain_flash, expected_plain)
+    assert np.array_equal(encode(fair, strength=0), plain_flash)
+    assert np.array_equal(fair.encode_query(TEXTS), plain.encode_query(TEXTS))
+    assert np.array_equal(encode(uncalibrate(fair)), plain_flash)
+
+
+def test_windows_of_both_sides() -> None:
+    case = next(case for case in CASES if case.family.model_type == "modernbert" and case.pooling == "mean")
+    assert case.family.has_window
+    expected = encode(calibrate(load_plain(case), CONFIG))
+    assert_close(encode(calibrate(with_flash(load_plain(case), unpad=True), CONFIG)), expected)
+
+
+@pytest.mark.parametrize(("pooling", "unpad"), [("lasttoken", True), ("mean", True), ("mean", False)])
+def test_with_the_kernel(tiny_model: TinyModel, pooling: str, unpad: bool) -> None:
+    pytest.importorskip("triton", reason="the package triton, which exists for Linux, is not installed")
+    plain, config, texts = tiny_model("qwen3_sliding", pooling), replace(CONFIG, layers=1), documents([25, 13])
+    expected = calibrate(plain, config).encode_document(texts)
+    fair = calibrate(with_flash(plain, unpad=unpad), config, kernel="triton")
+    assert_close(fair.encode_document(texts), expected)
+
+
+def test_prompts_that_pooling_leaves_out(tiny_model: TinyModel) -> None:
+    for pooling in ("cls", "mean"):
+        plain = tiny_model("bert", pooling)
+        plain[1].include_prompt = False  # type: ignore[union-attr]
+        expected = encode(calibrate(plain, CONFIG), prompt="dan gos ")
+        assert_close(encode(calibrate(with_flash(plain, unpad=True), CONFIG), prompt="dan gos "), expected)
+
+
+def test_kernels_of_the_hub(tiny_model: TinyModel) -> None:
+    plain = tiny_model("bert", "mean")
+    expected = encode(calibrate(plain, CONFIG))
+    fair = calibrate(with_flash(plain, HUB_NAME, unpad=True), CONFIG)
+    assert_close(encode(fair), expected)
+    # In a worker process nothing is registered yet.
+    pickled = pickle.dumps(fair)
+    interface._flash_functions.clear()
+    AttentionInterface._global_mapping.pop(HUB_NAME)
+    modeling_flash_attention_utils._loaded_implementation = None
+    assert HUB_NAME not in ALL_ATTENTION_FUNCTIONS
+    assert_close(encode(pickle.loads(pickled)), expected)
+
+
+def test_truncation_is_counted(tiny_model: TinyModel) -> None:
+    fair = calibrate(with_flash(tiny_model("bert", "cls"), unpad=True), CONFIG, max_seq_length=24)
+    encode(fair)
+    assert fair.counts == DocumentCounts(calibrated=4, truncated=2)
+    fair.encode_query(TEXTS)
+    assert fair.counts.truncated_queries == 2
+
+
+def test_gradients(tiny_model: TinyModel) -> None:
+    gradients = []
+    for flash in (False, True):
+        plain = tiny_model("bert", "cls")
+        fair = calibrate(with_flash(plain, unpad=True) if flash else plain, CONFIG).train()
+        for module in fair.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        features = fair.preprocess(TEXTS)
+        fair(dict(features))["sentence_embedding"][:, :5].sum().backward()
+        transformer = fair[0]
+        assert isinstance(transformer, Transformer)
+        gradients.append(next(transformer.model.parameters()).grad)
+    first, second = gradients
+    assert first is not None and second is not None
+    assert (first - second).abs().max() < 1e-4 * first.abs().max()
+
+
+def test_what_is_refused(tiny_model: TinyModel) -> None:
+    fair = calibrate(with_flash(tiny_model("bert", "cls"), unpad=True), CONFIG)
+    with pytest.raises(ValueError, match=r"pooled_row_only: flash attention runs over batches without padding, .*unpad"):
+        calibrate(fair, pooled_row_only=True)
+    short = calibrate(with_flash(tiny_model("bert", "cls"), unpad=False), CONFIG, pooled_row_only=True)
+    assert_close(encode(short), encode(fair))
