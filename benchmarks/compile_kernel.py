@@ -1,4 +1,4 @@
-"""Compiles the Triton kernel for GPUs, without one, in every variant that `fair_calibration.method.one_pass` can choose.
+"""Compiles the Triton kernel for GPUs, without one, in the variants that `method.one_pass` can choose.
 
     python benchmarks/compile_kernel.py --record benchmarks/records/compile_kernel.jsonl
 
@@ -37,7 +37,7 @@ class Variant(NamedTuple):
     target: int  # the compute capability, times 10
     dtype: str
     dim: int  # the head size
-    rows: int  # of a sequence, over all heads that share keys
+    is_pooled: bool  # whether pooled rows alone are computed
     basket_size: int
     ranges: bool
     gather: bool
@@ -51,8 +51,8 @@ def variants(targets: Sequence[int], dims: Sequence[int]) -> Iterator[Variant]:
     masks = ((False, False), (True, False), (True, True))
     cases = [("float32", dim, 128) for dim in dims] + [("bfloat16", dim, 128) for dim in dims]
     cases += [("float16", 64, 128), *((dtype, 64, size) for dtype in ("float32", "bfloat16") for size in (16, 512))]
-    for target, (dtype, dim, size), rows, mask in itertools.product(targets, cases, (1, 4096), masks):
-        yield Variant(target, dtype, dim, rows, size, *mask)
+    for target, (dtype, dim, size), is_pooled, mask in itertools.product(targets, cases, (True, False), masks):
+        yield Variant(target, dtype, dim, is_pooled, size, *mask)
 
 
 def compile_variant(variant: Variant) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def compile_variant(variant: Variant) -> dict[str, Any]:
 
     from fair_calibration.method.one_pass_kernel import one_pass
 
-    target, dtype, dim, rows, basket_size, ranges, gather = variant
-    blocks = choose_blocks(rows, basket_size, dim, getattr(torch, dtype))
+    target, dtype, dim, is_pooled, basket_size, ranges, gather = variant
+    blocks = choose_blocks(1 if is_pooled else 4096, basket_size, dim, getattr(torch, dtype))
     constants = {
         "RANGES": ranges,
         "GATHER": gather,
@@ -85,7 +85,7 @@ def compile_variant(variant: Variant) -> dict[str, Any]:
     divisible: dict[tuple[int, ...], list[list[Any]]] = {}
     for i, name in enumerate(one_pass.arg_names):
         signature[name] = pointers.get(name, "fp32" if name in _FLOATS else "constexpr" if name in constants else "i32")
-        if name in pointers or "_stride_" in name and not name.startswith("range"):
+        if name in pointers or ("_stride_" in name and not name.startswith("range")):
             divisible[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(
         fn=one_pass,
@@ -141,7 +141,12 @@ def main() -> None:
             results.append(result)
             wrong = problem(result)
             n_problems += wrong is not None
-            print(*variant, *(result.get(name, "-") for name in ("registers", "stack_bytes", "shared_bytes")), wrong or "", flush=True)
+            print(
+                *variant,
+                *(result.get(name, "-") for name in ("registers", "stack_bytes", "shared_bytes")),
+                wrong or "",
+                flush=True,
+            )
     if args.record is not None:
         args.record.write_text("".join(json.dumps(result) + "\n" for result in results), encoding="utf-8")
     print(f"{len(todo)} variants, {n_problems} with problems")

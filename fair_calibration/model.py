@@ -39,10 +39,10 @@ def calibrate(
             its attention and linear layers for all rows but the pooled one. Vectors are the same up to rounding, and
             there are no token embeddings. A short text is encoded first to check that the model allows it. None means
             the value that the model was calibrated with before, or else False.
-        kernel: What computes the calibrated rows: "torch", which runs everywhere, or "triton", a kernel for CUDA devices
-            (docs/gpu.md). It has not been run on a GPU yet. A short text is encoded first with both, to check that they
-            agree; what "triton" cannot compute is refused, and so are gradients. None means the value that the model
-            was calibrated with before, or else "torch".
+        kernel: What computes the calibrated rows: "torch", which runs everywhere, or "triton", a kernel for CUDA
+            devices (docs/gpu.md) that has not been run on a GPU yet. A short text is encoded first with both, to check
+            that they agree. What "triton" cannot compute is refused, and so are gradients. None means the value that
+            the model was calibrated with before, or else "torch".
         max_seq_length: The number of tokens at which documents are truncated; None means that of the given model, whose
             own length stays as it is.
 

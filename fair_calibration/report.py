@@ -161,7 +161,11 @@ class Summary:
                 + ("" if config.isolate == "none" else f", keeping {share}")
                 + ("; baskets weigh by size" if config.last_basket == "proportional" else ""),
                 f"  mechanism  {self.mechanism}",
-                *([] if self.kernel == "torch" else [f"  kernel     {self.kernel}, one pass over the keys; not yet run on a GPU"]),
+                *(
+                    []
+                    if self.kernel == "torch"
+                    else [f"  kernel     {self.kernel}, one pass over the keys; not yet run on a GPU"]
+                ),
                 describe_documents(
                     self.counts, self.max_seq_length, done="calibrated", least=config.min_content_tokens
                 ),

@@ -83,8 +83,8 @@ class FairTransformer(DocumentTransformer):
         check_only_pooled_rows_are_read(config, self.state.followers, len(discovery.modules))
         if self.can_flatten_inputs:
             raise ValueError(
-                "pooled_row_only: flash attention runs over batches without padding, for which it is not available; set "
-                "model[0].unpad_inputs = False, or pooled_row_only to False"
+                "pooled_row_only: flash attention runs over batches without padding, for which it is not available; "
+                "set model[0].unpad_inputs = False, or pooled_row_only to False"
             )
         # The probe has only a few tokens.
         probing = replace(config, basket_size=1, min_content=1, isolate="none", strength=0.5)

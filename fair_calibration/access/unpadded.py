@@ -27,9 +27,10 @@ def attention_mask_of(features: Mapping[str, Any]) -> Tensor | None:
     mask: Tensor | None = features.get("attention_mask")
     if mask is not None or features.get(OFFSETS) is None:
         return mask
-    lengths = features[OFFSETS].diff()
+    lengths: Tensor = features[OFFSETS].diff()
     length = features.get("max_length_q")
-    return torch.arange(int(lengths.max()) if length is None else int(length), device=lengths.device) < lengths[:, None]
+    positions = torch.arange(int(lengths.max()) if length is None else int(length), device=lengths.device)
+    return positions < lengths[:, None]
 
 
 def pad_sequences(tensor: Tensor, offsets: Tensor, length: int) -> Tensor:

@@ -88,7 +88,9 @@ class OnePass:
         """Returns what the kernel reads of every sequence, int32 (B, 5)."""
         baskets = self._baskets
         device = baskets.pooled.device
-        on_host = [(*valid, (content or (0, 0))[0]) for valid, content in zip(baskets.valid, baskets.content, strict=True)]
+        on_host = [
+            (*valid, (content or (0, 0))[0]) for valid, content in zip(baskets.valid, baskets.content, strict=True)
+        ]
         first, end, content = torch.tensor(on_host, device=device).reshape(-1, 3).unbind(1)
         if self._config.pooling != "mean":
             first, end = baskets.pooled, baskets.pooled + 1
@@ -109,7 +111,10 @@ class OnePass:
         n_rows = baskets.segment_of_key.shape[1] if config.pooling == "mean" else 1
         dim, value_dim = key.shape[-1], value.shape[-1]
         blocks = choose_blocks(
-            n_rows * n_groups, config.basket_size, max(dim, value_dim), key.dtype if key.dtype == value.dtype else torch.float32
+            n_rows * n_groups,
+            config.basket_size,
+            max(dim, value_dim),
+            key.dtype if key.dtype == value.dtype else torch.float32,
         )
         lowest, highest = (sequences, sequences) if ranges is None else ranges
         lowest, highest = torch.broadcast_tensors(lowest, highest)  # type: ignore[no-untyped-call]
@@ -172,7 +177,9 @@ def choose_blocks(n_rows: int, basket_size: int, dim: int, dtype: torch.dtype) -
     half = dtype != torch.float32
     largest = (128 if block_d <= 128 else 64) if half else (64 if block_d <= 128 else 32)
     # A basket is padded to whole blocks, and a block has costs of its own, taken to be those of 32 keys.
-    keys = min((128, 64, 32, 16), key=lambda size: -(-basket_size // size) * (size + 32) if size <= largest else math.inf)
+    keys = min(
+        (128, 64, 32, 16), key=lambda size: -(-basket_size // size) * (size + 32) if size <= largest else math.inf
+    )
     if half:
         rows, n_warps, n_stages = (64, 4, 3) if block_d <= 64 else (64, 8, 2) if block_d <= 128 else (32, 8, 2)
     else:

@@ -1,4 +1,4 @@
-"""The Triton kernel for GPUs: calibrated attention in one pass over the keys, for all rows or for the pooled rows alone.
+"""The Triton kernel for GPUs: calibrated attention in one pass over the keys, for all rows or the pooled rows alone.
 
 A block of rows walks over the baskets. It keeps the sums of ordinary online softmax over all keys, from which the plain
 output follows at the end. Beside them it adds up the output of each basket by itself, o_b = softmax over the keys of b,
@@ -7,8 +7,8 @@ tokens and their target shares t_i the calibrated output is
 
     (1 - strength) * plain + strength * ((1 - sum_i t_i) / sum_b w_b * sum_b w_b o_b + sum_i t_i v_i)
 
-so there is no second pass and no matrix over rows and keys. The arithmetic is float32; keys and values are read in their
-own dtype. This module imports Triton and is imported only when the kernel is chosen (`one_pass` launches it).
+so there is no second pass and no matrix over rows and keys. The arithmetic is float32; keys and values are read in
+their own dtype. This module imports Triton and is imported only when the kernel is chosen (`one_pass` launches it).
 """
 
 from __future__ import annotations
@@ -156,20 +156,7 @@ def one_pass(
         n_kept: The last ``n_kept`` of the isolated tokens keep their own mass.
         basket_size: The number of tokens in a basket.
         n_parts: The number of blocks of keys in a basket.
-        query_stride_b: The strides of the tensors, by dimension, in elements.
-        query_stride_h: See there.
-        query_stride_l: See there.
-        key_stride_b: See there.
-        key_stride_h: See there.
-        key_stride_l: See there.
-        value_stride_b: See there.
-        value_stride_h: See there.
-        value_stride_l: See there.
-        output_stride_b: See there.
-        output_stride_l: See there.
-        output_stride_h: See there.
-        range_stride_b: Those of ``lowest`` and ``highest``.
-        range_stride_l: See there.
+        query_stride_b: This and the next ones are the strides of the tensors by dimension, in elements.
         RANGES: Whether rows see only a range of keys each.
         GATHER: Whether the content of a sequence is not one range of positions. RANGES has to be set, too.
         SINGLE: Whether a basket fits into one block of keys.
@@ -250,12 +237,16 @@ def one_pass(
                 visible = visible & (at[None, :] >= low[:, None]) & (at[None, :] < high[:, None])
             if GATHER:
                 n_keys = tl.sum(visible.to(tl.int32), 1)
-            logits = _logits(rows, key, at, is_key, key_stride_l, exponent_scale, dims, BLOCK_D, D, PRECISION, AS_FLOAT32)
+            logits = _logits(
+                rows, key, at, is_key, key_stride_l, exponent_scale, dims, BLOCK_D, D, PRECISION, AS_FLOAT32
+            )
             logits = tl.where(visible, logits, HIDDEN)
             basket_peak = tl.max(logits, 1)
             weights = tl.where(visible, tl.exp2(logits - basket_peak[:, None]), 0.0)
             basket_total = tl.sum(weights, 1)
-            basket_sum = _weigh(weights, value, at, is_key, value_stride_l, value_dims, BLOCK_DV, DV, PRECISION, AS_FLOAT32)
+            basket_sum = _weigh(
+                weights, value, at, is_key, value_stride_l, value_dims, BLOCK_DV, DV, PRECISION, AS_FLOAT32
+            )
         else:
             for part in range(n_parts):
                 within = part * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
@@ -269,13 +260,17 @@ def one_pass(
                     visible = visible & (at[None, :] >= low[:, None]) & (at[None, :] < high[:, None])
                 if GATHER:
                     n_keys += tl.sum(visible.to(tl.int32), 1)
-                logits = _logits(rows, key, at, is_key, key_stride_l, exponent_scale, dims, BLOCK_D, D, PRECISION, AS_FLOAT32)
+                logits = _logits(
+                    rows, key, at, is_key, key_stride_l, exponent_scale, dims, BLOCK_D, D, PRECISION, AS_FLOAT32
+                )
                 logits = tl.where(visible, logits, HIDDEN)
                 new_peak = tl.maximum(basket_peak, tl.max(logits, 1))
                 shrink = tl.exp2(basket_peak - new_peak)
                 weights = tl.where(visible, tl.exp2(logits - new_peak[:, None]), 0.0)
                 basket_total = basket_total * shrink + tl.sum(weights, 1)
-                part_sum = _weigh(weights, value, at, is_key, value_stride_l, value_dims, BLOCK_DV, DV, PRECISION, AS_FLOAT32)
+                part_sum = _weigh(
+                    weights, value, at, is_key, value_stride_l, value_dims, BLOCK_DV, DV, PRECISION, AS_FLOAT32
+                )
                 basket_sum = basket_sum * shrink[:, None] + part_sum
                 basket_peak = new_peak
         is_seen = (n_keys > 0).to(tl.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def flash_attn_varlen_func(
     ends = cu_seqlens_q.tolist()
     parts = [
         flash_attn_func(q[None, a:b], k[None, a:b], v[None, a:b], dropout_p, softmax_scale, causal, window_size)[0]
-        for a, b in zip(ends, ends[1:], strict=False)
+        for a, b in pairwise(ends)
     ]
     return torch.cat(parts)
 

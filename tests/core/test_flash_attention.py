@@ -143,13 +143,16 @@ def test_gradients(tiny_model: TinyModel) -> None:
         assert isinstance(transformer, Transformer)
         gradients.append(next(transformer.model.parameters()).grad)
     first, second = gradients
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert (first - second).abs().max() < 1e-4 * first.abs().max()
 
 
 def test_what_is_refused(tiny_model: TinyModel) -> None:
     fair = calibrate(with_flash(tiny_model("bert", "cls"), unpad=True), CONFIG)
-    with pytest.raises(ValueError, match=r"pooled_row_only: flash attention runs over batches without padding, .*unpad"):
+    with pytest.raises(
+        ValueError, match=r"pooled_row_only: flash attention runs over batches without padding, .*unpad"
+    ):
         calibrate(fair, pooled_row_only=True)
     short = calibrate(with_flash(tiny_model("bert", "cls"), unpad=False), CONFIG, pooled_row_only=True)
     assert_close(encode(short), encode(fair))

@@ -28,7 +28,9 @@ def test_gives_the_same_vectors(tiny_model: TinyModel, monkeypatch: pytest.Monke
     fair = calibrate(plain, CONFIG, kernel="triton")
     launches: list[Any] = []
     launch = one_pass.OnePass._launch
-    monkeypatch.setattr(one_pass.OnePass, "_launch", lambda self, *args: (launches.append(args), launch(self, *args))[1])
+    monkeypatch.setattr(
+        one_pass.OnePass, "_launch", lambda self, *args: (launches.append(args), launch(self, *args))[1]
+    )
     assert np.abs(fair.encode_document(TEXTS) - expected).max() < 1e-5
     assert len(launches) == 1  # one per layer and batch
     assert np.array_equal(fair.encode_query(TEXTS), plain.encode_query(TEXTS))
@@ -48,7 +50,11 @@ def test_is_kept_and_no_part_of_the_identity(tiny_model: TinyModel, tmp_path: Pa
     assert calibrate(fair, CONFIG, kernel="torch").summary().kernel == "torch"
     assert pickle.loads(pickle.dumps(fair)).summary().kernel == "triton"
     assert EncoderIdentity.of(fair) == EncoderIdentity.of(torch_only)
-    assert [describe_environment(model)["kernel"] for model in (plain, torch_only, fair)] == ["torch", "torch", "triton"]
+    assert [describe_environment(model)["kernel"] for model in (plain, torch_only, fair)] == [
+        "torch",
+        "torch",
+        "triton",
+    ]
     fair.save(str(tmp_path))
     assert FairSentenceTransformer(str(tmp_path), device="cpu").summary().kernel == "torch"
     assert FairSentenceTransformer(str(tmp_path), device="cpu", kernel="triton").summary().kernel == "triton"

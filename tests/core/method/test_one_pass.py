@@ -78,7 +78,9 @@ def test_every_mask_of_one_range_per_row(pooling: str) -> None:
     case = make_case((13, 5), pooling=pooling, isolate="bos", side="left").to(torch.float32)
     for name, masked in masked_variants(case).items():
         if name in ADDITIVE:
-            with pytest.raises(ValueError, match=r"kernel: 'triton' cannot .* Attention: a bias is added to its logits"):
+            with pytest.raises(
+                ValueError, match=r"kernel: 'triton' cannot .* Attention: a bias is added to its logits"
+            ):
                 run_kernel(masked)
         elif name == "ragged heads":
             with pytest.raises(ValueError, match=r"Attention: its heads see different keys; use kernel='torch'"):
@@ -199,7 +201,9 @@ class _CountedOps(TorchDispatchMode):
 
 def test_what_the_kernel_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case((9,)).to(torch.float32)
-    with pytest.raises(ValueError, match=r"cannot compute the attention of Attention: its query is float64; use kernel="):
+    with pytest.raises(
+        ValueError, match=r"cannot compute the attention of Attention: its query is float64; use kernel="
+    ):
         run_kernel(case.to(torch.float64))
     with pytest.raises(ValueError, match=r"its query has heads of 300 dimensions, more than 256"):
         run_kernel(make_case((9,), dim=300).to(torch.float32))
@@ -209,7 +213,9 @@ def test_what_the_kernel_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     with monkeypatch.context() as patch:
         patch.setattr(one_pass, "_is_interpreted", lambda: False)
-        with pytest.raises(ValueError, match=r"kernel: 'triton' runs on CUDA devices, the model is on cpu; use kernel="):
+        with pytest.raises(
+            ValueError, match=r"kernel: 'triton' runs on CUDA devices, the model is on cpu; use kernel="
+        ):
             OnePass(case.baskets, case.config)
     monkeypatch.setitem(sys.modules, "triton.runtime.interpreter", None)
     with pytest.raises(ValueError, match=r"kernel: 'triton' needs the package triton, which torch's CUDA builds"):
@@ -224,7 +230,14 @@ def test_has_same_masks_with_windows() -> None:
 def test_blocks() -> None:
     half = torch.bfloat16
     assert choose_blocks(512, 128, 64, half).keys == 128
-    assert [choose_blocks(512, size, 64, half).keys for size in (1, 16, 33, 100, 130, 512)] == [16, 16, 64, 128, 64, 128]
+    assert [choose_blocks(512, size, 64, half).keys for size in (1, 16, 33, 100, 130, 512)] == [
+        16,
+        16,
+        64,
+        128,
+        64,
+        128,
+    ]
     assert choose_blocks(512, 128, 256, half).keys == choose_blocks(512, 128, 128, torch.float32).keys == 64
     assert choose_blocks(8, 128, 64, half).rows == 16  # the pooled rows of up to 16 heads with the same keys
     assert [one_pass.block_of(dim) for dim in (1, 16, 20, 64, 80, 128, 256)] == [16, 16, 32, 64, 128, 128, 256]
