@@ -9,8 +9,8 @@
 3. Other block sizes of the kernel than those that are chosen, by the time of one call.
 4. Building an index, in documents per second, beside pyterrier_dr's SBertBiEncoder, if PyTerrier is installed.
 
-Prints a line for each result, and a table at the end; ``--record`` appends them as JSON lines. The exit code is 1 if the
-kernel is off anywhere. On machines without a GPU ``TRITON_INTERPRET=1 ... --device cpu --tiny`` runs all parts on sizes
+Prints a line for each result, and a table at the end; ``--record`` appends them as JSON lines. The exit code is 1 if
+the kernel is off anywhere. On machines without a GPU ``TRITON_INTERPRET=1 ... --device cpu --tiny`` runs all parts on sizes
 that say nothing about speed.
 """
 
@@ -350,8 +350,8 @@ def tables(records: Sequence[dict[str, Any]]) -> Iterator[str]:
             quartiles = ", ".join(f"{q:.2f}" for q in r["quartiles"])
             yield (
                 f"| {r['attention']} | {r['dtype']} | {r['pooling']} | {r['documents']} x {r['tokens']} | "
-                f"{r['kernel']} | {r['ratio']:.2f} [{quartiles}] | {r['extra_peak_mib']:.1f} MiB | {r['plain_ms']:.1f} ms, "
-                f"{r['plain_peak_mib']:.0f} MiB |"
+                f"{r['kernel']} | {r['ratio']:.2f} [{quartiles}] | {r['extra_peak_mib']:.1f} MiB | "
+                f"{r['plain_ms']:.1f} ms, {r['plain_peak_mib']:.0f} MiB |"
             )
     for r in records:
         if r["part"] == "index":

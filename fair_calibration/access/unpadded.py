@@ -20,7 +20,7 @@ OFFSETS = "cu_seq_lens_q"
 
 
 def attention_mask_of(features: Mapping[str, Any]) -> Tensor | None:
-    """Returns which tokens of a batch are none of its padding, (B, L), or None if the features do not tell.
+    """Returns the attention mask of a batch, (B, L), or None if its features do not have one.
 
     For a batch without padding it is the mask that the batch would have if it were padded on the right.
     """
@@ -31,6 +31,12 @@ def attention_mask_of(features: Mapping[str, Any]) -> Tensor | None:
     length = features.get("max_length_q")
     positions = torch.arange(int(lengths.max()) if length is None else int(length), device=lengths.device)
     return positions < lengths[:, None]
+
+
+def sequence_lengths(features: Mapping[str, Any]) -> Tensor:
+    """Returns the number of tokens of each sequence of a batch, int64 (B,), of text that was tokenized."""
+    lengths: Tensor = features["attention_mask"].sum(1) if "attention_mask" in features else features[OFFSETS].diff()
+    return lengths.long()
 
 
 def pad_sequences(tensor: Tensor, offsets: Tensor, length: int) -> Tensor:

@@ -59,7 +59,17 @@ class EvenChunksTransformer(DocumentTransformer):
             )
 
     def prepare(self, model: nn.Module) -> None:  # noqa: ARG002
-        """Raises a ValueError if the model's pooling does not work on chunks, or a chunk does not fit into an input."""
+        """Checks the model.
+
+        Raises:
+            ValueError: Its pooling does not work on chunks, a chunk does not fit into an input, or it encodes documents
+                without padding.
+        """
+        if self.can_flatten_inputs:
+            raise ValueError(
+                "EvenChunks: with flash attention the model encodes documents without padding, which is not supported; "
+                "set model[0].unpad_inputs = False, or load it with attn_implementation='sdpa'"
+            )
         self._pooling()
         longest_input(self._frame(None), self.state.config, position_limit(self.model))
 

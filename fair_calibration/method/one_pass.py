@@ -185,7 +185,7 @@ def choose_blocks(n_rows: int, basket_size: int, dim: int, dtype: torch.dtype) -
     else:
         rows, n_warps, n_stages = (32, 4, 2) if block_d <= 64 else (16, 8, 2)
     if n_rows <= 16 and rows > 16:
-        return Blocks(16, keys, 4, 2)
+        return Blocks(16, keys, 4 if block_d <= 128 else 8, 2)
     return Blocks(rows, keys, n_warps, n_stages)
 
 

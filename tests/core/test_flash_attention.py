@@ -16,8 +16,12 @@ from transformers import AttentionInterface, PreTrainedModel, modeling_flash_att
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from fair_calibration import DocumentCounts, FairConfig, calibrate, uncalibrate
+from fair_calibration import DocumentCounts, EvenChunks, FairConfig, calibrate, uncalibrate
 from fair_calibration.access import interface
+from fair_calibration.passages import check_chunk_size
+from fair_evaluation.documents import count_tokens
+from fair_evaluation.observation import load_batch
+from fair_indexing.encode import encode_texts
 from tests.conftest import TinyModel
 from tests.core.families import CASES, load_plain
 from tests.core.flash import lazy_imports
@@ -129,6 +133,17 @@ def test_truncation_is_counted(tiny_model: TinyModel) -> None:
     assert fair.counts.truncated_queries == 2
 
 
+def test_tokens_are_counted_and_indexed(tiny_model: TinyModel) -> None:
+    padded = calibrate(tiny_model("bert", "cls"), CONFIG)
+    fair = calibrate(with_flash(tiny_model("bert", "cls"), unpad=True), CONFIG)
+    assert count_tokens(fair, TEXTS, prompt="") == count_tokens(padded, TEXTS, prompt="")
+    check_chunk_size(fair, 50)
+    with pytest.raises(ValueError, match=r"chunk_size: expected at most 124, .* got 500"):
+        check_chunk_size(fair, 500)
+    vectors = encode_texts(fair, TEXTS, normalize=False, tokens_per_batch=64)
+    assert_close(vectors, encode(padded))
+
+
 def test_gradients(tiny_model: TinyModel) -> None:
     gradients = []
     for flash in (False, True):
@@ -154,5 +169,10 @@ def test_what_is_refused(tiny_model: TinyModel) -> None:
         ValueError, match=r"pooled_row_only: flash attention runs over batches without padding, .*unpad"
     ):
         calibrate(fair, pooled_row_only=True)
+    with pytest.raises(ValueError, match=r"EvenChunks: with flash attention .* without padding, .*unpad_inputs"):
+        calibrate(fair, EvenChunks(chunk_size=16))
+    assert calibrate(with_flash(tiny_model("bert", "cls"), unpad=False), EvenChunks(chunk_size=16)).encode(TEXTS).any()
+    with pytest.raises(ValueError, match=r"model: with flash attention it encodes .* not diagnosed; set model\[0\]"):
+        load_batch(fair, TEXTS, prompt="")
     short = calibrate(with_flash(tiny_model("bert", "cls"), unpad=False), CONFIG, pooled_row_only=True)
     assert_close(encode(short), encode(fair))
