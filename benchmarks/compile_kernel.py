@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fair_calibration.method.one_pass import PRECISION, block_of, choose_blocks
+from fair_calibration.method.kernel_blocks import PRECISION, block_of, choose_blocks
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 """The most shared memory that a block can have, by target."""

@@ -13,7 +13,7 @@ from torch import nn
 from fair_calibration.adoption import adopt, find_transformer, why_unsupported
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentTransformer
-from fair_calibration.method.calibrated_pass import Kernel
+from fair_calibration.method.calibrated_pass import KernelName
 from fair_calibration.sentence_transformer import FairSentenceTransformer
 from fair_calibration.settings import Settings, choose_settings
 
@@ -25,7 +25,7 @@ def calibrate(
     config: Settings | str | None = None,
     *,
     pooled_row_only: bool | None = None,
-    kernel: Kernel | None = None,
+    kernel: KernelName | None = None,
     max_seq_length: int | None = None,
 ) -> FairSentenceTransformer:
     """Returns a calibrated model that shares the given model's weights; the given one stays plain and usable.

@@ -13,7 +13,7 @@ from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentTransformer
 from fair_calibration.even_chunks.report import EvenChunksSummary
 from fair_calibration.even_chunks.transformer import EvenChunksTransformer
-from fair_calibration.method.calibrated_pass import Kernel
+from fair_calibration.method.calibrated_pass import KernelName
 from fair_calibration.model_source import find_model
 from fair_calibration.query import is_query_route, task_of_call
 from fair_calibration.report import DocumentCounts, Summary
@@ -40,7 +40,7 @@ class FairSentenceTransformer(SentenceTransformer):
         *,
         config: Settings | str | None = None,
         pooled_row_only: bool = False,
-        kernel: Kernel = "torch",
+        kernel: KernelName = "torch",
         max_seq_length: int | None = None,
         **kwargs: Any,
     ) -> None:

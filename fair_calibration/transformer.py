@@ -26,7 +26,7 @@ from fair_calibration.access.unpadded import OFFSETS, attention_mask_of
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentState, DocumentTransformer
 from fair_calibration.method.baskets import build_baskets
-from fair_calibration.method.calibrated_pass import CalibratedPass, Kernel
+from fair_calibration.method.calibrated_pass import CalibratedPass, KernelName
 from fair_calibration.method.last_layer import PooledRows, check_only_pooled_rows_are_read, compare_with_whole_layer
 from fair_calibration.method.one_pass import check_device, check_same_output
 from fair_calibration.poolings import poolings_of, single_mode
@@ -43,7 +43,7 @@ class FairState(DocumentState):
     base_implementation: str = "sdpa"  # the attention implementation that the model was loaded with
     discovery: Discovery | None = None  # how its attention is reached; None before the module is part of a model
     n_last_linear: int | None = None  # the linear layers after the last attention, if computed for pooled rows alone
-    kernel: Kernel = "torch"
+    kernel: KernelName = "torch"
 
 
 class FairTransformer(DocumentTransformer):
@@ -96,14 +96,14 @@ class FairTransformer(DocumentTransformer):
             compare_with_whole_layer(model_name(self.model), rows, encode)
         self.state.n_last_linear = rows.n_linear
 
-    def use_kernel(self, kernel: Kernel, model: nn.Module) -> None:
+    def use_kernel(self, kernel: KernelName, model: nn.Module) -> None:
         """Computes calibrated rows with this kernel from now on, if that leaves the output of the model as it is.
 
         Raises:
             TypeError: ``kernel`` is not a string.
             ValueError: It is not the name of a kernel, or the kernel is not suited to the model or its device.
         """
-        validate_choice("kernel", kernel, get_args(Kernel))
+        validate_choice("kernel", kernel, get_args(KernelName))
         if kernel != "torch":
             config, _ = self._require_ready()
             device = getattr(model, "device", self.model.device)
@@ -112,7 +112,7 @@ class FairTransformer(DocumentTransformer):
             probing = replace(config, basket_size=3, min_content=1, strength=0.5)
             mask = self._run_probe(device).attention_mask
             with evaluating(self.model):
-                kernels: tuple[Kernel, Kernel] = ("torch", kernel)
+                kernels: tuple[KernelName, KernelName] = ("torch", kernel)
                 outputs = [self._run_calibrated_probe(device, probing, mask, name, None) for name in kernels]
             if outputs[0].shape[:2] == mask.shape:  # padding may come out in any way
                 outputs = [output[mask.bool()] for output in outputs]
@@ -120,7 +120,7 @@ class FairTransformer(DocumentTransformer):
         self.state.kernel = kernel
 
     def _run_calibrated_probe(
-        self, device: torch.device, config: FairConfig, mask: torch.Tensor, kernel: Kernel, rows: PooledRows | None
+        self, device: torch.device, config: FairConfig, mask: torch.Tensor, kernel: KernelName, rows: PooledRows | None
     ) -> torch.Tensor:
         """Runs the probe with calibrated attention, given its attention mask (B, L); ``config`` is resolved."""
         discovery = cast(Discovery, self.state.discovery)
@@ -130,7 +130,7 @@ class FairTransformer(DocumentTransformer):
             return self._run_probe(device).output
 
     @property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> KernelName:
         """What computes the calibrated rows."""
         return self.state.kernel
 

@@ -21,7 +21,7 @@ from fair_calibration.method.one_pass import OnePass
 from fair_calibration.method.pooled_row import calibrate_pooled_row
 from fair_calibration.method.softmax_weights import calibrate_weights
 
-Kernel = Literal["torch", "triton"]
+KernelName = Literal["torch", "triton"]
 """What computes the calibrated rows: torch's functions, or a Triton kernel for CUDA devices (`one_pass`)."""
 _N_CACHED_MASKS = 2  # models use up to two, one for full attention and one for a sliding window
 
@@ -34,7 +34,7 @@ class CalibratedPass:
     baskets: Baskets  # on the model's device
     config: FairConfig  # with "auto" resolved
     rows: PooledRows | None = None  # computes the last layer, which is calibrated, for the pooled rows only
-    kernel: Kernel = "torch"
+    kernel: KernelName = "torch"
     n_calls: int = 0  # the number of attention calls so far
     _biases: deque[AttentionBias] = field(default_factory=lambda: deque(maxlen=_N_CACHED_MASKS))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,21 +16,13 @@ from torch import Tensor
 from fair_calibration.access.attention_call import FusedCall
 from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
+from fair_calibration.method.kernel_blocks import PRECISION, block_of, choose_blocks
 from fair_calibration.method.last_layer import TOLERANCE
 from fair_calibration.method.row_ranges import RowRanges, find_row_ranges
 
 LARGEST_HEAD = 256
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHARE_KINDS = {"preserve": 0, "equal": 1}  # every other value is a fixed share, kind 2
-
-
-class Blocks(NamedTuple):
-    """How the kernel cuts the work: rows and keys of a block, warps, and stages of loading ahead."""
-
-    rows: int
-    keys: int
-    n_warps: int
-    n_stages: int
 
 
 class OnePass:
@@ -161,37 +153,6 @@ class OnePass:
             num_warps=blocks.n_warps,
             num_stages=blocks.n_stages,
         )
-
-
-PRECISION = "tf32x3"
-"""float32 is multiplied on tensor cores in three parts, which keeps 21 bits or more of its 24."""
-
-
-def choose_blocks(n_rows: int, basket_size: int, dim: int, dtype: torch.dtype) -> Blocks:
-    """Chooses the blocks for a number of rows (over all heads that share keys), the larger head size and a dtype.
-
-    They are chosen by what the kernel, compiled for sm_80 and sm_90, needs of registers and shared memory
-    (``benchmarks/compile_kernel.py``). Which of them are fastest was not measured.
-    """
-    block_d = block_of(dim)
-    half = dtype != torch.float32
-    largest = (128 if block_d <= 128 else 64) if half else (64 if block_d <= 128 else 32)
-    # A basket is padded to whole blocks, and a block has costs of its own, taken to be those of 32 keys.
-    keys = min(
-        (128, 64, 32, 16), key=lambda size: -(-basket_size // size) * (size + 32) if size <= largest else math.inf
-    )
-    if half:
-        rows, n_warps, n_stages = (64, 4, 3) if block_d <= 64 else (64, 8, 2) if block_d <= 128 else (32, 8, 2)
-    else:
-        rows, n_warps, n_stages = (32, 4, 2) if block_d <= 64 else (16, 8, 2)
-    if n_rows <= 16 and rows > 16:
-        return Blocks(16, keys, 4 if block_d <= 128 else 8, 2)
-    return Blocks(rows, keys, n_warps, n_stages)
-
-
-def block_of(dim: int) -> int:
-    """Returns the number of dimensions that the kernel computes with: the next power of 2, at least 16."""
-    return max(16, 1 << (dim - 1).bit_length())
 
 
 def check_device(device: torch.device) -> None:

@@ -23,7 +23,7 @@ TEXTS = documents([20, 7])
 
 
 def test_gives_the_same_vectors(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = tiny_model("bert", "cls")
+    plain = tiny_model("qwen3", "lasttoken")
     expected = calibrate(plain, CONFIG).encode_document(TEXTS)
     fair = calibrate(plain, CONFIG, kernel="triton")
     launches: list[Any] = []
@@ -43,10 +43,9 @@ def test_gives_the_same_vectors(tiny_model: TinyModel, monkeypatch: pytest.Monke
 
 
 def test_is_kept_and_no_part_of_the_identity(tiny_model: TinyModel, tmp_path: Path) -> None:
-    plain = tiny_model("bert", "mean")
+    plain = tiny_model("qwen3", "lasttoken")
     fair, torch_only = calibrate(plain, CONFIG, kernel="triton"), calibrate(plain, CONFIG)
     assert (fair.summary().kernel, torch_only.summary().kernel) == ("triton", "torch")
-    assert calibrate(fair, CONFIG).summary().kernel == "triton"
     assert calibrate(fair, CONFIG, kernel="torch").summary().kernel == "torch"
     assert pickle.loads(pickle.dumps(fair)).summary().kernel == "triton"
     assert EncoderIdentity.of(fair) == EncoderIdentity.of(torch_only)
