@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,10 @@ from encode import processor_name, software
 from numpy.typing import NDArray
 
 from fair_evaluation import PositionEvaluation, evaluate_positions, psi_test
-from fair_evaluation.cutting import TokenCounter, token_counter
+from fair_evaluation.cutting import token_counter
 from fair_evaluation.position_collections import Passage, Question
 from fair_evaluation.resampling import add_up_units, draw_weights
-from fair_evaluation.sentences import sentence_spans
+from fair_evaluation.sentences import excerpt
 
 N_RESAMPLES = 2000
 N_SEARCHES = 400  # random orders in which passages are grouped; the one with the most documents is used
@@ -113,27 +112,6 @@ def build_rotations(passages: Sequence[Passage], geometry: Geometry, tokenizer: 
         indices=np.array([index for _, _, _, index in asked]),
         n_places=geometry.n_places,
     )
-
-
-def excerpt(passage: Passage, most: int, count: TokenCounter) -> Passage | None:
-    """Returns consecutive whole sentences of at most ``most`` tokens that answer the most questions of a passage.
-
-    Among excerpts that answer equally many, the longest is taken, and then the first. None where no excerpt fits.
-    """
-    if count(passage.text) <= most:
-        return passage
-    spans = sentence_spans(passage.text)
-    best, best_key = None, (0, 0)
-    for i, (start, _) in enumerate(spans):
-        for _, end in spans[i:]:
-            if count(passage.text[start:end]) > most:
-                break
-            kept = [q for q in passage.questions if start <= q.answer_start and q.answer_start + len(q.answer) <= end]
-            if kept and (len(kept), end - start) > best_key:
-                best_key = (len(kept), end - start)
-                questions = tuple(replace(q, answer_start=q.answer_start - start) for q in kept)
-                best = replace(passage, text=passage.text[start:end].strip(), questions=questions)
-    return best
 
 
 def _group(sized: Sequence[tuple[Passage, int]], geometry: Geometry, seed: int) -> list[list[Passage]]:

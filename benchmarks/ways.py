@@ -125,12 +125,12 @@ class Bench:
     @cached_property
     def plain(self) -> PositionEvaluation:
         """The plain model, which the others are compared with."""
-        return self._evaluate_vectors(PLAIN, self.model)
+        return self._evaluate_model(PLAIN, self.model)
 
     @cached_property
     def published(self) -> PositionEvaluation:
         """The published default, which the others are compared with."""
-        return self._evaluate_vectors(PUBLISHED, calibrate(self.model, SETTINGS[PUBLISHED]))
+        return self._evaluate_model(PUBLISHED, calibrate(self.model, SETTINGS[PUBLISHED]))
 
     def evaluate(self, way: str) -> PositionEvaluation:
         """Evaluates one of `WAYS`."""
@@ -138,13 +138,17 @@ class Bench:
         if way in kept:
             return kept[way]()
         if way in SETTINGS:
-            return self._evaluate_vectors(way, calibrate(self.model, SETTINGS[way]))
+            return self._evaluate_model(way, calibrate(self.model, SETTINGS[way]))
         join: Callable[[Array], Array] = _average if way == AVERAGE else lambda chunks: chunks
         similarities = [(self._queries @ join(chunks).T).max(axis=1) for chunks in self._chunks]
         return self.data.evaluate(np.stack(similarities, axis=1), name=way)
 
-    def _evaluate_vectors(self, name: str, model: SentenceTransformer) -> PositionEvaluation:
-        return self.data.evaluate(self._queries @ _encode(model, self.data.texts).T, name=name)
+    def evaluate_vectors(self, name: str, vectors: Array) -> PositionEvaluation:
+        """Evaluates one vector for each text of the collection, shape (R * N, D)."""
+        return self.data.evaluate(self._queries @ vectors.T, name=name)
+
+    def _evaluate_model(self, name: str, model: SentenceTransformer) -> PositionEvaluation:
+        return self.evaluate_vectors(name, encode_documents(model, self.data.texts))
 
     @cached_property
     def _queries(self) -> Array:
@@ -155,11 +159,12 @@ class Bench:
     def _chunks(self) -> list[Array]:
         """The chunk vectors of each text, each of shape (C, D)."""
         chunks = [cut_chunks(self.model, text) for text in self.data.texts]
-        vectors = _encode(self.model, [chunk for cut in chunks for chunk in cut])
+        vectors = encode_documents(self.model, [chunk for cut in chunks for chunk in cut])
         return np.split(vectors, np.cumsum([len(cut) for cut in chunks])[:-1])
 
 
-def _encode(model: SentenceTransformer, texts: list[str]) -> Array:
+def encode_documents(model: SentenceTransformer, texts: list[str]) -> Array:
+    """Returns vectors of unit length, shape (N, D)."""
     vectors = model.encode_document(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
     return np.asarray(vectors)
 
@@ -222,12 +227,13 @@ def _cells(row: dict[str, Any] | None, base: str) -> list[str]:
 
 def _cell(value: float, difference: list[float]) -> str:
     if not any(difference):
-        return _number(value)
-    gain, low, high = (_number(number, "+") for number in difference)
-    return f"{_number(value)} ({gain} [{low}, {high}])"
+        return number(value)
+    gain, low, high = (number(number, "+") for number in difference)
+    return f"{number(value)} ({gain} [{low}, {high}])"
 
 
-def _number(value: float, sign: str = "") -> str:
+def number(value: float, sign: str = "") -> str:
+    """Returns a number as the tables have it, without the zero in front."""
     return f"{value:{sign}.3f}".replace("0.", ".", 1)
 
 

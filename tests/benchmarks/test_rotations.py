@@ -52,17 +52,6 @@ def test_a_difference_to_itself_is_zero(data: Any) -> None:
     assert compare(result, result) == {"ndcg": [0.0, 0.0, 0.0], "psi": [0.0, 0.0, 0.0]}
 
 
-def test_an_excerpt_keeps_whole_sentences_around_the_answer() -> None:
-    from rotations import excerpt
-
-    long = passage(7, n_sentences=5)
-    found = excerpt(long, 12, count_words)
-    assert found is not None
-    assert found.text == "Sentence 0 of passage p7. Sentence 1 of passage p7."
-    assert found.text[found.questions[0].answer_start :].startswith("p7")
-    assert excerpt(long, 4, count_words) is None
-
-
 def test_what_is_recorded_is_not_measured_again(tmp_path: Path) -> None:
     from rotations import Record
 
