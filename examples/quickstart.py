@@ -56,8 +56,8 @@ MORE_SETTINGS: dict[str, FairConfig | EvenChunks] = {
 def main() -> None:
     """Runs the comparison, prints a table for each encoder and saves a picture of each."""
     args = parse_arguments()
-    models = load_models(args.model)
     passages = load_passages(args.passages)
+    models = load_models(args.model)
     if args.passages is None and args.model is None:  # documents that both encoders read whole
         most = (MAX_SEQ_LENGTH - 10) // args.passages_per_document
         counts = [token_counter(model) for model in models.values()]
@@ -82,7 +82,7 @@ def main() -> None:
         if args.verbose:
             for name, encoder in encoders.items():
                 print(f"\n{name}: {encoder.summary()}")
-        path = args.output / f"ndcg_by_position_{model_name.replace('/', '__')}.png"
+        path = args.output / f"ndcg_by_position_{Path(model_name).name}.png"
         print(f"\nPicture of nDCG@10 by place, with 95 % intervals: {save_picture(evaluations, path)}")
     print("\nPSI is 1 - min / max of nDCG@10 over the places of the answer; 0 is position-fair. mrt: time per query.")
 

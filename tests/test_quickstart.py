@@ -112,11 +112,11 @@ def quickstart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...,
 def test_all_settings(
     quickstart: Callable[..., None],
     passages: Path,
-    minilm_path: Path,
+    minilm_path: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    quickstart(passages, "--all-settings", "--passages-per-document", "4", "--seed", "3", "--model", str(minilm_path))
+    quickstart(passages, "--all-settings", "--passages-per-document", "4", "--seed", "3", "--model", minilm_path)
     captured = capsys.readouterr()
     settings = [
         "plain",
@@ -127,7 +127,7 @@ def test_all_settings(
         "fair .5, BOS isolated",
         "fair 1, BOS isolated",
     ]
-    rows = read_table(captured.out, str(minilm_path))
+    rows = read_table(captured.out, minilm_path)
     assert list(rows) == ["BM25", *(f"{kind} {s}" for s in settings for kind in ("dense", "BM25 +"))]
     assert "4 collections of 3 documents of 4 passages, with 4 queries each" in captured.out
     assert "Indexing: 100%" in captured.err
