@@ -80,7 +80,7 @@ class FairIndex(pt.Artifact, pt.Indexer):
         Raises:
             TypeError: ``encoder`` is not a FairBiEncoder.
         """
-        super().__init__(path)
+        super().__init__(Path(path))
         self.encoder = None if encoder is None else _bi_encoder(encoder)
         self.shard_size = shard_size
         self.tokens_per_batch = tokens_per_batch
@@ -112,7 +112,7 @@ class FairIndex(pt.Artifact, pt.Indexer):
             OSError: The disk is full or cannot be written; finished shards are kept.
         """
         target, work = self.path, Path(f"{self.path}.build")
-        shards, encoder = work / "shards", self._encoder_or_own(None)
+        shards, encoder = work / "shards", self._encoder_or_own()
         if target.exists() and not (work.exists() and self.built()):
             raise ValueError(f"path: {target} exists; remove it to index anew, or take another path")
         records = read_records(iter, encoder.text_field)
@@ -239,14 +239,15 @@ class FairIndex(pt.Artifact, pt.Indexer):
 
     def index_inputs(self) -> list[list[str]]:
         """Returns the columns that `index` needs."""
-        return [["docno", self._encoder_or_own(None).text_field]]
+        return [["docno", self._encoder_or_own().text_field]]
 
-    def _encoder_or_own(self, encoder: FairBiEncoder | None) -> FairBiEncoder:
+    def _encoder_or_own(self, encoder: FairBiEncoder | None = None) -> FairBiEncoder:
         """Returns the given encoder, or else the index's own."""
         if encoder is None and self.encoder is None:
             made_by = f"; its vectors were made by {self.record().model!r}" if self.built() else ""
             raise ValueError(
-                f"encoder: {self.path} was opened without an encoder{made_by}. Pass one, as in FairIndex(path, encoder) or retriever(encoder)"
+                f"encoder: {self.path} was opened without an encoder{made_by}. Pass one, as in FairIndex(path, "
+                "encoder) or retriever(encoder)"
             )
         return _bi_encoder(self.encoder if encoder is None else encoder)
 
@@ -256,7 +257,7 @@ class FairIndex(pt.Artifact, pt.Indexer):
 
     def _check_complete(self, source: Source) -> None:
         """Checks that the complete index has the settings and the docnos of the present call."""
-        own, present = self.record(), self._encoder_or_own(None).identity()
+        own, present = self.record(), self._encoder_or_own().identity()
         if lines := own.document_differences(present):
             raise DifferentEncoderError(
                 f"path: {self.path} is complete, and was made by {own.model!r} with other settings than "

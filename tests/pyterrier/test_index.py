@@ -380,11 +380,11 @@ class TestArtifact:
             with pytest.raises(ValueError, match=f"encoder: .*index.flex was opened without an encoder; {made_by}"):
                 call()
         pd.testing.assert_frame_equal(loaded.retriever(built.encoder)(topics), built.retriever()(topics))
-        with pytest.raises(ValueError, match="nowhere was opened without an encoder. Pass one"):
+        with pytest.raises(ValueError, match=r"nowhere was opened without an encoder\. Pass one"):
             FairIndex("nowhere").index(DOCS)
 
     def test_as_a_flex_index(self, built: FairIndex) -> None:
-        """What reads the folder by itself would skip the check, so FlexIndex opens it through `FairIndex.flex` alone."""
+        """FlexIndex would skip the check, so it opens the folder through `FairIndex.flex` alone."""
         with pytest.raises(AssertionError):
             len(FlexIndex(str(built.path)))
         assert len(FairIndex(built.path).flex()) == len(DOCS)
@@ -401,14 +401,14 @@ class TestArtifact:
         hub = tmp_path / "hub"
         monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
         for name in ("create_repo", "create_branch"):
-            monkeypatch.setattr(f"huggingface_hub.{name}", lambda *args, **kwargs: None)
+            monkeypatch.setattr(f"huggingface_hub.{name}", lambda *_, **__: None)
         monkeypatch.setattr(
             "huggingface_hub.upload_folder", lambda *, folder_path, **_: shutil.copytree(folder_path, hub)
         )
         download = pt.io.open_or_download_stream
         monkeypatch.setattr(
             "pyterrier.io.open_or_download_stream",
-            lambda url, *, headers=None, **settings: download(str(hub / url.rsplit("/", 1)[1]), **settings),
+            lambda url, *, headers, **settings: download(str(hub / url.rsplit("/", 1)[1]), **settings),  # noqa: ARG005
         )
         built.to_hf("someone/some-index")
         assert "- pyterrier-artifact.dense_index.fair_flex" in (hub / "README.md").read_text()
