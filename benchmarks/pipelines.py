@@ -6,8 +6,8 @@
 FILE has passages with questions as JSON lines, in the format of `fair_evaluation`'s `load_passages`; the default is the
 project's own passages. Documents are made of 3 passages of about 165 tokens, and every passage stands once in every
 place (`rotations`). The pipelines are those of docs/pipelines.md; one more is one more line of `PIPELINES`. JPQ needs
-faiss-cpu, and is left out without it. The time of a query is that of a pipeline that gets one query alone; the smallest
-of several runs counts, as other work on the machine only adds to it.
+faiss-cpu, and is left out without it. The time of a query is the CPU time, on one thread, of a pipeline that gets this
+query alone, the smallest of several runs: other work on the machine adds little to it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pyterrier_alpha as pta
+import torch
 from encoders import encoder_facts, load_encoder
 from ir_measures import nDCG
 from pyterrier_dr import VectorPrf
@@ -43,7 +44,7 @@ DEPTH = 10  # results of each stage
 PASSAGES = 40  # retrieved, so that 10 documents of at most 4 passages result
 NEIGHBOURS = 4  # in the corpus graph of LADR and GAR
 STRENGTHS = {"plain": 0.0, "calibrated": 0.5}
-N_TIMED, N_RUNS = 10, 5
+N_TIMED, N_RUNS = 5, 3
 
 
 class Parts(NamedTuple):
@@ -79,7 +80,6 @@ def _jpq(p: Parts) -> pt.Transformer:
 PIPELINES: dict[str, Callable[[Parts], pt.Transformer]] = {
     "BM25": lambda p: p.bm25,
     "dense": lambda p: p.dense,
-    "BM25, re-ranked by texts": lambda p: p.bm25 >> pt.text.get_text(p.dataset) >> p.encoder,
     "BM25, re-ranked by stored vectors": lambda p: p.bm25 >> p.index.query_encoder() >> p.index.flex().np_scorer(),
     "hybrid (RRF)": lambda p: pta.RRFusion(p.bm25, p.dense),
     "VectorPrf": _prf,
@@ -88,6 +88,7 @@ PIPELINES: dict[str, Callable[[Parts], pt.Transformer]] = {
     "HyDE, given the answer": lambda p: pt.apply.query(lambda q: f"{q['query']} {p.answers[q['qid']]}") >> p.dense,
     "JPQ, 24 bytes a vector": _jpq,
     "passages": lambda p: p.passages.retriever(num_results=PASSAGES) >> pt.text.max_passage() % DEPTH,
+    "BM25, re-ranked by texts": lambda p: p.bm25 >> pt.text.get_text(p.dataset) >> p.encoder,
 }
 
 
@@ -198,14 +199,17 @@ def evaluate(pipelines: list[pt.Transformer], parts: list[Parts], data: Rotation
 
 def time_queries(pipelines: dict[str, pt.Transformer], topics: pd.DataFrame) -> dict[str, float]:
     """Returns the milliseconds that each pipeline takes for one query: the mean over queries of the smallest times."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     chosen = topics[["qid", "query"]].sample(n=min(N_TIMED, len(topics)), random_state=SEED)
     seconds = np.full((len(pipelines), len(chosen), N_RUNS + 1), np.inf)
     for run in range(N_RUNS + 1):
         for query in range(len(chosen)):
             for number, pipeline in enumerate(pipelines.values()):  # alternately
-                start = time.perf_counter()
+                start = time.process_time()
                 pipeline(chosen.iloc[[query]])
-                seconds[number, query, run] = time.perf_counter() - start
+                seconds[number, query, run] = time.process_time() - start
+    torch.set_num_threads(threads)
     means = seconds[..., 1:].min(-1).mean(-1)  # without the first run, which loads what is loaded on demand
     return dict(zip(pipelines, (means * 1000).tolist(), strict=True))
 

@@ -84,7 +84,7 @@ def test_posir(folder: Path, name: str, text: str) -> None:
     topics = dataset.get_topics()
     assert list(topics.columns) == ["qid", "query", "position", "length"]
     assert topics["position"].tolist() == [0.05, 0.95]
-    assert list(dataset.get_corpus_iter(verbose=False))[0] == {"docno": "law/d1", "text": text}
+    assert next(iter(dataset.get_corpus_iter(verbose=False))) == {"docno": "law/d1", "text": text}
     assert dataset.get_qrels()["label"].tolist() == [1, 1, 0]
     result = evaluate(dataset, length="length")
     assert result.groups["n"].tolist() == [1, *[0] * 17, 1, 0]
@@ -109,7 +109,7 @@ def test_nothing_is_read_before_it_is_needed(folder: Path, monkeypatch: pytest.M
     assert isinstance(dataset, BenchmarkDataset)
     assert (dataset.get_topics_lang(), dataset.get_corpus_lang()) == ("en", "en")
     assert "2505.13950" in dataset.info_url()
-    with pytest.raises(ValueError, match="data_folder: there is no folder '.*nowhere'"):
+    with pytest.raises(ValueError, match=r"data_folder: there is no folder '.*nowhere'"):
         dataset.get_topics()
     with pytest.raises(ValueError, match=r"domains: \['law2'\] are not in .*; the nearest to 'law2' are \['law'\]"):
         pt.get_dataset("fair:posir/eng-Latn/law2", data_folder=folder / "PosIR").get_qrels()
