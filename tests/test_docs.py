@@ -54,7 +54,7 @@ def test_mteb_page() -> None:
 
 
 def test_compressed_vectors() -> None:
-    pytest.importorskip("faiss", reason="faiss is not installed; the block of docs/pipelines.md that needs it is not run")
+    pytest.importorskip("faiss", reason="faiss is not installed, so a block of docs/pipelines.md is not run")
     names = run_page("pipelines.md", "faiss")
     question = "How do bees talk about food?"
     best = [names[pipeline].search(question)["docno"].iloc[0] for pipeline in ("retrieve", "compressed")]
