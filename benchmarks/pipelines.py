@@ -215,7 +215,7 @@ def time_queries(pipelines: dict[str, pt.Transformer], topics: pd.DataFrame) -> 
 
 
 def _size(parts: Parts, build: Callable[[Parts], pt.Transformer]) -> dict[str, float]:
-    """Returns the vectors and the bytes of the index for one document."""
+    """Returns the vectors and their bytes for one document."""
     n = len(parts.dataset.collection.documents)
     if build is PIPELINES["BM25"]:
         return {}
@@ -232,7 +232,7 @@ def table(record: Record) -> str:
         rows = [row for row in record.rows if (row["encoder"], row["passages"]) == (encoder, passages)]
         sizes = f"{rows[0]['documents']} documents of {rows[0]['tokens']:.0f} tokens, {rows[0]['questions']} questions"
         parts.append(f"{encoder}, {passages}: {sizes} in each rotation")
-        header = ["pipeline", "nDCG@10", "calibrated", "PSI", "calibrated", "ms", "vectors", "bytes"]
+        header = ["pipeline", "nDCG@10", "calibrated", "PSI", "calibrated", "ms a query", "vectors", "bytes"]
         parts.append(markdown(header, [_cells(row) for row in rows]))
     return "\n\n".join(parts)
 

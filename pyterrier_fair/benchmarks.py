@@ -29,11 +29,12 @@ class FairDatasetProvider(DatasetProvider):
     - ``posir/<language>/<domain>``, such as ``posir/eng-Latn/law_judiciary``, and with queries of another language
       ``posir/deu-Latn_eng-Latn/law_judiciary``.
 
-    Topics have the position of the answer: `fair_evaluation.from_experiment` takes them as they are.
+    Topics have the position of the answer: `fair_evaluation.from_experiment` takes them as they are, and those of
+    SQuAD-PosQ with ``order=dataset.places``.
     """
 
     def get_dataset(self, name: str) -> Dataset:
-        """Returns a dataset; nothing is read yet.
+        """Returns a dataset; benchmarks are not read yet.
 
         Raises:
             KeyError: There is no such dataset.

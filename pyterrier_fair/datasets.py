@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Literal
 
@@ -15,10 +14,6 @@ from fair_evaluation.position_collections import PositionCollection
 
 class TextDataset(Dataset):
     """A dataset whose documents have the field ``text``, which `pt.text.get_text` accepts as well."""
-
-    @abstractmethod
-    def get_corpus_iter(self, *, verbose: bool = True) -> Iterator[dict[str, str]]:
-        """Yields the documents as ``docno`` and ``text``."""
 
     def text_loader(self, fields: list[str] | str | Literal["*"] = "*", *, verbose: bool = False) -> PositionTextLoader:
         """Returns a transformer that adds ``text`` by ``docno``.

@@ -172,7 +172,9 @@ class FairIndex(pt.Artifact, pt.Indexer):
             check_index(self.path)
         verbose = self.encoder is not None and self.encoder.verbose if self.verbose is None else self.verbose
         flex = FlexIndex(str(self.path), verbose=verbose)
-        flex._meta = json.loads((self.path / _META).read_text(encoding="utf-8")) | {"format": FlexIndex.ARTIFACT_FORMAT}
+        meta = json.loads((self.path / _META).read_text(encoding="utf-8"))
+        if meta.get("format") == self.ARTIFACT_FORMAT:  # the same files, but FlexIndex insists on its own name
+            flex._meta = meta | {"format": FlexIndex.ARTIFACT_FORMAT}
         return flex
 
     def check(self, encoder: FairBiEncoder | None = None) -> None:
