@@ -86,7 +86,7 @@ PIPELINES: dict[str, Callable[[Parts], pt.Transformer]] = {
     "LADR": lambda p: p.bm25 >> p.index.query_encoder() >> p.index.flex().ladr(NEIGHBOURS, num_results=DEPTH),
     "GAR": lambda p: p.bm25 >> p.index.query_encoder() >> p.index.flex().gar(NEIGHBOURS, num_results=DEPTH),
     "HyDE, given the answer": lambda p: pt.apply.query(lambda q: f"{q['query']} {p.answers[q['qid']]}") >> p.dense,
-    "JPQ, 24 bytes a vector": _jpq,
+    "JPQ, 48 codes of 4 bits": _jpq,
     "passages": lambda p: p.passages.retriever(num_results=PASSAGES) >> pt.text.max_passage() % DEPTH,
     "BM25, re-ranked by texts": lambda p: p.bm25 >> pt.text.get_text(p.dataset) >> p.encoder,
 }
