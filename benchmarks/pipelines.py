@@ -217,7 +217,7 @@ def time_queries(pipelines: dict[str, pt.Transformer], topics: pd.DataFrame) -> 
 def _size(parts: Parts, build: Callable[[Parts], pt.Transformer]) -> dict[str, float]:
     """Returns the vectors and their bytes for one document."""
     n = len(parts.dataset.collection.documents)
-    if build is PIPELINES["BM25"]:
+    if build in (PIPELINES["BM25"], PIPELINES["BM25, re-ranked by texts"]):
         return {}
     if build is _jpq:
         return {"vectors": 1, "bytes": Path(f"{parts.index.path}.jpq", "codes.f4").stat().st_size / n}
