@@ -239,6 +239,16 @@ class FairIndex(pt.Artifact, pt.Indexer):
         pipeline: pt.Transformer = self.query_encoder(encoder) >> IndexRetriever(getattr(self.flex(), kind)(**settings))
         return pipeline
 
+    def build_package(self, *args: Any, **settings: Any) -> str:
+        """Packages the index into one file, as `to_hf` does before it uploads; see `pyterrier.Artifact`.
+
+        Raises:
+            ValueError: There is no index.
+            DamagedFileError: As in `flex`.
+        """
+        self.flex()
+        return super().build_package(*args, **settings)
+
     def index_inputs(self) -> list[list[str]]:
         """Returns the columns that `index` needs."""
         return [["docno", self._encoder_or_own().text_field]]

@@ -410,6 +410,8 @@ class TestArtifact:
             "pyterrier.io.open_or_download_stream",
             lambda url, *, headers, **settings: download(str(hub / url.rsplit("/", 1)[1]), **settings),  # noqa: ARG005
         )
+        with pytest.raises(ValueError, match="there is no index at"):
+            FairIndex(tmp_path / "nowhere").to_hf("someone/some-index")
         built.to_hf("someone/some-index")
         assert "- pyterrier-artifact.dense_index.fair_flex" in (hub / "README.md").read_text()
         assert '"package_hint": "fair-calibration"' in (hub / "README.md").read_text()
