@@ -18,12 +18,12 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 from mteb.results import TaskResult
 
 from fair_calibration.settings import settings_from_text
+from fair_evaluation.benchmarks.sources import DATA_VARIABLE
 from fair_evaluation.command_arguments import add_settings
 from mteb_fair.loading import is_folder
 from mteb_fair.model_registry import register_model
 from mteb_fair.scores import summarize
 from mteb_fair.task_registry import get_tasks, register
-from mteb_fair.tasks.sources import DATA_VARIABLE
 from mteb_fair.variant import PREFIX
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fair_evaluation.benchmarks.position_data import PositionData
 from fair_evaluation.position_collections import PLACES, build_collections, load_passages
 from mteb_fair.scores import Grouping
 from mteb_fair.tasks.partitioned_search import SEPARATOR
 from mteb_fair.tasks.position_task import PositionTask, build_metadata
-from mteb_fair.tasks.task_data import PositionData
 
 
 class PositionDemoRetrieval(PositionTask):

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from datasets import Dataset
-from huggingface_hub import snapshot_download
 from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.timing import TimingStack
 
+from fair_evaluation.benchmarks.position_data import PositionData
+from fair_evaluation.benchmarks.sources import fingerprint, hub_folder
 from mteb_fair.scores import METRIC, SCORE, Grouping, score_groups
 from mteb_fair.tasks.partitioned_search import PartitionedSearch
-from mteb_fair.tasks.sources import DATA_VARIABLE, fingerprint
-from mteb_fair.tasks.task_data import PositionData
 
 SPLIT = "test"
 
@@ -115,14 +114,7 @@ class PositionTask(AbsTaskRetrieval):
         """Returns the folder of the data; files on the hub that match ``patterns`` are downloaded first."""
         if self.data_folder is not None:
             return self.data_folder
-        name, revision = self.metadata.dataset["path"], self.metadata.dataset["revision"]
-        try:
-            return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=list(patterns)))
-        except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
-            raise ValueError(
-                f"{name}: the dataset is not in the cache and could not be downloaded ({type(error).__name__}: "
-                f"{error}); give a local copy as data_folder, or in the folder that {DATA_VARIABLE} names"
-            ) from error
+        return hub_folder(self.metadata.dataset["path"], self.metadata.dataset["revision"], patterns)
 
     def load_data(self, num_proc: int | None = None, *, timer: TimingStack | None = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Reads and checks the data of the chosen subsets.

@@ -1,4 +1,4 @@
-"""Finds and reads the data of a task: a local folder in the layout of the hub dataset, or the hub itself.
+"""Finds and reads the data of a benchmark: a local folder in the layout of the hub dataset, or the hub itself.
 
 What cannot be found, read or used is a ValueError that names the file.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from huggingface_hub import snapshot_download
 
 DATA_VARIABLE = "MTEB_FAIR_DATA"
 """The environment variable that names the folder with one folder per dataset, such as ``PosIR``."""
@@ -33,6 +34,19 @@ def local_folder(dataset: str) -> Path | None:
         raise ValueError(f"{DATA_VARIABLE}: there is no folder {root!r}; unset the variable to use the hub")
     folder = Path(root) / dataset
     return folder if folder.is_dir() else None
+
+
+def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
+    """Returns the folder of a dataset of the hub; files that match ``patterns`` are downloaded first."""
+    try:
+        return Path(
+            snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=list(patterns))
+        )
+    except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
+        raise ValueError(
+            f"{repository}: the dataset is not in the cache and could not be downloaded ({type(error).__name__}: "
+            f"{error}); give a local copy as data_folder, or in the folder that {DATA_VARIABLE} names"
+        ) from error
 
 
 def data_files(folder: Path) -> list[Path]:
