@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.blas import daxpy, dger
 from scipy.special import softmax
 
 from fair_calibration.validation import validate_positive_int
@@ -41,7 +42,8 @@ class DartSettings:
         alpha_mar: The margin for a query whose best document has similarity 1.
         beta_mar: How much the margin grows as the best similarity falls: margin = alpha_mar + beta_mar (1 - s_top1).
         steps: The number of gradient steps per query.
-        learning_rate: The step size, at least 0.
+        learning_rate: The step size, at least 0. A larger one moves the query further; where most pairs are within the
+            margin, 0.1 moves a query of unit length by about 0.2.
         momentum: A number in [0, 1], the momentum of gradient descent within a query.
         beta_meta: A number in [0, 1]: how far the starting point of the next query moves towards the matrix that was
             adapted to this one, as in Reptile.
@@ -54,7 +56,7 @@ class DartSettings:
     alpha_mar: float = 0.05
     beta_mar: float = 0.2
     steps: int = 5
-    learning_rate: float = 0.02
+    learning_rate: float = 0.1
     momentum: float = 0.9
     beta_meta: float = 0.1
     alpha_ema: float = 0.9
@@ -99,11 +101,16 @@ class DartState:
     n_queries: int = 0
 
     def update(self, query: Array, displacement: Array, settings: DartSettings) -> None:
-        """Takes in the matrix that was adapted to a query, ``W* = w_meta + outer(query, displacement)``."""
-        adapted = self.w_meta + np.outer(query, displacement)
+        """Takes in the matrix that was adapted to a query, ``W* = w_meta + outer(query, displacement)``.
+
+        These are ``w_ema = alpha_ema w_ema + (1 - alpha_ema) W*`` and ``w_meta += beta_meta (W* - w_meta)``, in place:
+        temporary matrices would take most of the time.
+        """
+        new = 1 - settings.alpha_ema
         self.w_ema *= settings.alpha_ema
-        self.w_ema += (1 - settings.alpha_ema) * adapted
-        self.w_meta += settings.beta_meta * (adapted - self.w_meta)
+        self.w_ema = daxpy(self.w_meta.ravel(), self.w_ema.ravel(), a=new).reshape(self.w_ema.shape)
+        self.w_ema = _add_outer(self.w_ema, new, query, displacement)
+        self.w_meta = _add_outer(self.w_meta, settings.beta_meta, query, displacement)
         self.n_queries += 1
 
     def begin(self, dimension: int) -> None:
@@ -206,6 +213,12 @@ def adapted_scores(query: Array, documents: Array, settings: DartSettings, state
         state.update(query, adapt(query, documents, query @ state.w_meta, settings), settings)
         adapted = query @ state.w_ema
     return score(adapted, documents) * (length * longest)
+
+
+def _add_outer(matrix: Array, factor: float, a: Array, b: Array) -> Array:
+    """Returns matrix + factor outer(a, b), in the memory of ``matrix``; BLAS takes it transposed, column by column."""
+    result: Array = dger(factor, b, a, a=matrix.T, overwrite_a=True).T
+    return result
 
 
 def score(vector: Array, documents: Array) -> Array:
