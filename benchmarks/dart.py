@@ -3,10 +3,10 @@
     python benchmarks/dart.py --record benchmarks/records/dart.jsonl --passages xquad-dev.en.jsonl
     python benchmarks/dart.py --record benchmarks/records/dart.jsonl --table          # only prints what is recorded
 
-The documents are those of `ways`, of 3 passages of about 165 tokens, each rotation an index of its own. Queries come in
-a random order, in which DART passes its state on; how much the order matters is measured with four other orders. No
-setting was chosen by the scores on these data; a larger learning rate shows whether the default is only too small. Every
-result is a line of the record, and what is recorded is not measured again.
+The documents are those of `ways`, of 3 passages of about 165 tokens, each rotation an index of its own. Queries come
+in a random order, in which DART passes its state on; how much the order matters is measured with four other orders.
+No setting was chosen by the scores on these data; a larger learning rate shows whether the default is only too small.
+Every result is a line of the record, and what is recorded is not measured again.
 
 Times are CPU times of the transformers behind the retriever, on one thread, the smallest of `N_TIMES`. In the table,
 there are as many candidates as documents; a second measurement has 100 random candidates of 1024 dimensions.
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -45,12 +45,12 @@ from pyterrier_fair.dart_scoring import adapt
 Array = NDArray[np.float32]
 GEOMETRY = "3 x 165"
 NONE = "none"
-RERANKERS: dict[str, Callable[[FlexIndex, pt.Transformer], pt.Transformer]] = {
-    NONE: lambda index, retriever: pt.Transformer.identity(),
-    "DART": lambda index, retriever: Dart(index),
-    "DART, stateless": lambda index, retriever: Dart(index, state="stateless"),
-    "DART, learning rate .5": lambda index, retriever: Dart(index, DartSettings(learning_rate=0.5)),
-    "VectorPrf": lambda index, retriever: index.vec_loader() >> VectorPrf() >> retriever,
+RERANKERS: dict[str, Callable[[FlexIndex], pt.Transformer]] = {
+    NONE: lambda _: pt.Transformer.identity(),
+    "DART": Dart,
+    "DART, stateless": lambda index: Dart(index, state="stateless"),
+    "DART, learning rate .5": lambda index: Dart(index, DartSettings(learning_rate=0.5)),
+    "VectorPrf": lambda index: index.vec_loader() >> VectorPrf() >> index.np_retriever(num_results=100),
 }
 ENCODINGS = (PLAIN, PUBLISHED)
 N_ORDERS = 5
@@ -124,9 +124,7 @@ class Bench:
         topics = pd.DataFrame({"qid": numbers.astype(str), "query_vec": list(self.queries[numbers])})
         similarities, seconds = [], 0.0
         for index in self.indices:
-            retriever = index.np_retriever(num_results=100)
-            reranker, results = RERANKERS[name](index, retriever), retriever(topics)
-            reranked, fastest = _time(reranker, results)
+            reranked, fastest = _time(RERANKERS[name](index), index.np_retriever(num_results=100)(topics))
             seconds += fastest
             scores = np.full((len(self.queries), self.data.n_documents), -np.inf)
             scores[reranked["qid"].astype(int), reranked["docno"].astype(int)] = reranked["score"]
@@ -195,8 +193,8 @@ def table(record: Record) -> str:
         if "orders" in row
     ]
     moved = [
-        f"{row['encoder']}, {row['encoding']}: {row['displacements']['share']:.0%} of the queries are adapted, and move "
-        f"by {row['displacements']['length']:.2f}"
+        f"{row['encoder']}, {row['encoding']}: {row['displacements']['share']:.0%} of the queries are adapted, and "
+        f"move by {row['displacements']['length']:.2f}"
         for row in rows
         if "displacements" in row
     ]
