@@ -83,7 +83,7 @@ class Dart(pt.Transformer):
         Raises:
             InputValidationError: Columns are missing.
             ValueError: A score is missing, a vector is not finite or has another dimension than the query, a query has
-                several vectors, a document is not in the index, or the state is of another dimension.
+                several vectors, a document is not in the index, the state is of another dimension, or scores overflow.
         """
         columns = ["score", "rank", "query_vec", *(["doc_vec"] if self.index is None else [])]
         with pt.validate.any(inp, context=self) as v:
@@ -107,6 +107,11 @@ class Dart(pt.Transformer):
                 query, documents = _unit_length(query), _unit_length(documents)
             if len(rows) >= settings.n_pos + settings.n_neg:
                 scores[rows] = adapted_scores(query, documents, settings, state)
+                if not np.isfinite(scores[rows]).all():
+                    raise ValueError(
+                        f"settings: the scores of qid {results['qid'].tolist()[0]!r} overflow; lower learning_rate, "
+                        f"which is {settings.learning_rate:g}, or scale the vectors down"
+                    )
                 ranks[rows[np.argsort(-scores[rows], kind="stable")]] = np.arange(len(rows)) + pt.model.FIRST_RANK
         if isinstance(self.state, DartState):
             vars(self.state).update(vars(state))
@@ -158,16 +163,16 @@ def _rows_by_query(qids: pd.Series[Any]) -> list[npt.NDArray[np.intp]]:
 
 def _query_vector(results: pd.DataFrame) -> Array:
     """Returns the vector of the query, float64, after checking that it is the same in all rows."""
-    vectors, name = results["query_vec"].tolist(), f"qid {results['qid'].iloc[0]!r}"
+    vectors, name = results["query_vec"].tolist(), f"qid {results['qid'].tolist()[0]!r}"
+    query: Array = _matrix(vectors[:1], np.size(vectors[0]), "query_vec", [name])[0]
     if not all(vector is vectors[0] or np.array_equal(vector, vectors[0]) for vector in vectors):
         raise ValueError(f"query_vec: {name} has different vectors in its rows; rerank the results of one encoder")
-    query: Array = _matrix(vectors[:1], np.size(vectors[0]), "query_vec", [name])[0]
     return query
 
 
 def _document_vectors(results: pd.DataFrame, dimension: int, index: FlexIndex | None) -> Array:
     """Returns the vectors of the documents, (K, D), float64, from the column ``doc_vec`` or the index."""
-    docnos, qid = results["docno"].tolist(), results["qid"].iloc[0]
+    docnos, qid = results["docno"].tolist(), results["qid"].tolist()[0]
     names = [f"qid {qid!r}, docno {docno!r}" for docno in docnos]
     if index is None:
         return _matrix(results["doc_vec"].tolist(), dimension, "doc_vec", names)

@@ -313,7 +313,8 @@ def change(column: str, row: int, value: Any) -> Callable[[pd.DataFrame], pd.Dat
         ),
         (change("doc_vec", 10, None), "doc_vec: qid 'q0', docno '.*' has a vector of shape \\(\\), expected \\(5,\\)"),
         (change("query_vec", 10, QUERY_VECS[0]), "query_vec: qid 'q0' has different vectors in its rows"),
-        (lambda f: f.assign(query_vec=[np.full(5, np.nan)] * len(f)), "query_vec: qid 'q3' has different vectors|NaN"),
+        (lambda f: f.assign(query_vec=[np.full(5, np.nan)] * len(f)), "query_vec: qid 'q3' has NaN or infinite values"),
+        (lambda f: f.assign(query_vec=np.nan), "query_vec: qid 'q3' has a vector of shape \\(\\)"),
         (
             lambda f: f.assign(query_vec=[QUERY_VECS[:1]] * len(f)),
             "query_vec: qid 'q3' has a vector of shape \\(1, 5\\)",
@@ -324,6 +325,17 @@ def change(column: str, row: int, value: Any) -> Callable[[pd.DataFrame], pd.Dat
 def test_wrong_values_are_named(results: pd.DataFrame, edit: Callable[[pd.DataFrame], pd.DataFrame], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Dart(None, SETTINGS)(edit(results))
+
+
+def test_scores_that_overflow_are_an_error(results: pd.DataFrame) -> None:
+    settings = DartSettings(n_pos=2, n_neg=4, alpha_mar=1e300, learning_rate=1e308)
+    state = DartState()
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(ValueError, match=r"scores of qid 'q3' overflow; lower learning_rate"),
+    ):
+        Dart(None, settings, state=state)(results)
+    assert state.n_queries == 0
 
 
 def test_documents_that_the_index_does_not_have(results: pd.DataFrame, index: FlexIndex) -> None:
