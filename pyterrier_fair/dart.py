@@ -113,7 +113,7 @@ class Dart(pt.Transformer):
                         f"which is {settings.learning_rate:g}, or scale the vectors down"
                     )
                 ranks[rows[np.argsort(-scores[rows], kind="stable")]] = np.arange(len(rows)) + pt.model.FIRST_RANK
-        if isinstance(self.state, DartState):
+        if isinstance(self.state, DartState):  # no error has occurred: the given object takes over the copy's matrices
             vars(self.state).update(vars(state))
         return inp.assign(score=scores, rank=ranks)
 

@@ -368,14 +368,6 @@ def test_wrong_arguments(index: FlexIndex) -> None:
 # What PyTerrier asks of a transformer
 
 
-class TestConformance(pt.testing.transformer_test_class(Dart)):  # type: ignore[misc]
-    pass
-
-
-class TestConformanceWithAnIndex(pt.testing.transformer_test_class(lambda: Dart(FlexIndex("missing")))):  # type: ignore[misc]
-    pass
-
-
 def test_inspection(index: FlexIndex) -> None:
     columns = ["qid", "docno", "score", "rank", "query_vec"]
     assert pt.inspect.transformer_inputs(Dart(index)) == [columns]
