@@ -43,6 +43,7 @@ class TestVariant:
             variant(config=FairConfig(layers=1)),
             variant(config=FairConfig(layers="all")),
             variant(config=FairConfig(layers=(1,))),
+            variant(config=FairConfig(attention="global")),
             variant(config=FairConfig(pooling="mean")),
             variant(config=FairConfig(isolate="bos")),
             variant(config=FairConfig(isolated_share="equal")),
