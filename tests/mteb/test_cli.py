@@ -46,6 +46,7 @@ class TestChoice:
             (["--config", '{"layers": [3, 4]}'], "strength=0.5,layers=at3+4"),
             (["--no-calibrate-untyped"], "strength=0.5,calibrate_untyped=False"),
             (["--max-seq-length", "512"], "strength=0.5,max_seq_length=512"),
+            (["--strength", "0", "--passage-size", "128"], "strength=0.0,passage_size=128"),
         ],
     )
     def test_settings(self, arguments: list[str], settings: str) -> None:
