@@ -35,8 +35,8 @@ class FairPassageSearch:
 
         mteb.evaluate(FairPassageSearch(FairEncoder("BAAI/bge-m3", strength=0), passage_size=128), task)
 
-    It evaluates retrieval and reranking tasks; MTEB refuses it for all others with a TypeError, as it only searches. The
-    passage size is part of its name and its experiment settings, as the settings of the encoder are.
+    It evaluates retrieval and reranking tasks. MTEB refuses it for all others with a TypeError, since it only searches.
+    The passage size is part of its name and its experiment settings, as the settings of the encoder are.
     """
 
     def __init__(self, encoder: FairEncoder, *, passage_size: int = 128) -> None:

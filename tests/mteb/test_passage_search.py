@@ -144,7 +144,7 @@ class TestOtherUses:
         encoder = FairEncoder(tiny_path, strength=0)
         model = FairPassageSearch(encoder, passage_size=16)
         with pytest.raises(
-            TypeError, match="CompressionWrapper compresses the one vector .* here a document has several"
+            TypeError, match=r"CompressionWrapper compresses the one vector .* here a document has several"
         ):
             CompressionWrapper(model, OutputDType.INT8)  # type: ignore[arg-type]
         assert "output_dtypes" not in (model.mteb_model_meta.experiment_kwargs or {})
