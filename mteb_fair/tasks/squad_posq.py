@@ -32,7 +32,7 @@ class SQuADPosQ(PositionTask):
             "answer starts: from 0, 100, 200, 300, 400 and 500 on."
         ),
         reference="https://arxiv.org/abs/2505.13950",
-        dataset={"path": "rajpurkar/squad_v2", "revision": "main"},
+        dataset={"path": "rajpurkar/squad_v2", "revision": "3ffb306f725f7d2ce8394bc1873b24868140c412"},
         date=("2016-01-01", "2018-12-31"),
         domains=["Encyclopaedic", "Written"],
         license="cc-by-sa-4.0",
