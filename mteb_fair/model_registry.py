@@ -12,7 +12,7 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 from fair_calibration import FairConfig
 from fair_calibration.settings import Settings, choose_settings, settings_from_dict
 from mteb_fair.encoder import SETTINGS, FairEncoder
-from mteb_fair.loading import commit_of, describe_base, is_folder
+from mteb_fair.loading import check_listed, commit_of, describe_base, is_folder
 from mteb_fair.nearest_names import nearest_names
 from mteb_fair.passage_search import FairPassageSearch
 from mteb_fair.variant import PROMPTS_DIGEST, Variant
@@ -44,7 +44,8 @@ def register_model(
     Raises:
         TypeError: There is no such option.
         ModelNotFoundError: There is no such folder or model.
-        ValueError: A setting is out of range, or another model or revision is registered by the name.
+        ValueError: A setting is out of range, the model gives texts no dense vector each, or another model or revision
+            is registered by the name.
     """
     if not isinstance(base_model, (str, os.PathLike)):
         raise TypeError(f"base_model: expected a model name or a folder, got {type(base_model).__name__}")
@@ -63,6 +64,7 @@ def register_model(
         variant, meta = model.variant, model.mteb_model_meta
     else:
         source = os.fspath(base_model)
+        check_listed(source)
         if source not in MODEL_REGISTRY:
             revision = commit_of(source, revision)
         given = {name: options.pop(name) for name in SETTINGS & set(options)}

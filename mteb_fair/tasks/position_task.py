@@ -33,7 +33,7 @@ class OtherLanguagesError(ValueError):
     """A task has none of the requested languages, or none of those in its local data."""
 
 
-class PositionMetadata(TaskMetadata):  # type: ignore[misc]
+class PositionMetadata(TaskMetadata):
     """MTEB's metadata of a task, with the descriptive statistics in this package instead of in MTEB's."""
 
     @property
