@@ -26,7 +26,7 @@ from fair_indexing.stream import encode_stream
 from mteb_fair.instructions import instructions_of
 from mteb_fair.loading import load_base
 from mteb_fair.nearest_names import nearest_names
-from mteb_fair.variant import Variant
+from mteb_fair.variant import COMPRESSION, Variant
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -163,6 +163,12 @@ class FairEncoder:
     @mteb_model_meta.setter
     def mteb_model_meta(self, meta: ModelMeta) -> None:
         # MTEB sets it when it loads a registered model, and when CompressionWrapper adds experiment settings.
+        added, present = _compression(meta), _compression(getattr(self, "_meta", meta))
+        if present and added != present:
+            raise ValueError(
+                f"CompressionWrapper: this encoder is in another one with {present}, whose results would be kept under "
+                f"the name of {added}; make a FairEncoder for each"
+            )
         facts: dict[str, Any] = {"revision": self._base.revision, "adapted_from": self._base.adapted_from}
         facts |= {"max_tokens": self.model.max_seq_length, "embed_dim": self.model.get_embedding_dimension()}
         self._meta = self.variant.identify(meta.model_copy(update=facts))
@@ -269,6 +275,10 @@ def _records(inputs: DataLoader[BatchedInput]) -> Iterator[tuple[str, str]]:
         for identifier, text in zip(ids, texts, strict=True):
             yield str(identifier), text
         position += len(texts)
+
+
+def _compression(meta: ModelMeta) -> dict[str, Any]:
+    return {name: value for name, value in (meta.experiment_kwargs or {}).items() if name in COMPRESSION}
 
 
 @functools.cache

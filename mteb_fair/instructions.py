@@ -38,7 +38,8 @@ class Instructions(AbsEncoder):
 
 def instructions_of(meta: ModelMeta) -> Instructions | None:
     """Returns the instructions of a model in MTEB's registry, or None if MTEB loads it in another way."""
-    return Instructions(meta.loader_kwargs) if meta.loader is InstructSentenceTransformerModel else None
+    loader: Any = meta.loader
+    return Instructions(meta.loader_kwargs) if loader is InstructSentenceTransformerModel else None
 
 
 def loading_arguments(meta: ModelMeta) -> dict[str, Any]:

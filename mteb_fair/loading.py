@@ -56,8 +56,8 @@ def check_listed(name: str) -> None:
     kinds = meta.model_type or []
     if kinds and not {"dense", "router"}.intersection(kinds):
         raise ValueError(
-            f"model: {name!r} {_REFUSED.get(kinds[0], kinds[0])}: only models with one dense vector for each text can be "
-            "calibrated; mteb.get_model loads the plain model"
+            f"model: {name!r} {_REFUSED.get(kinds[0], kinds[0])}: only models with one dense vector for each text can "
+            "be calibrated; mteb.get_model loads the plain model"
         )
     if meta.open_weights is False:
         raise ValueError(f"model: the weights of {name!r} are not public, so it cannot be calibrated")
