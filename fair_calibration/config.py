@@ -118,9 +118,10 @@ class FairConfig(JsonSettings):
                 )
             offered, kind = [i for i, window in enumerate(windows) if window is None], "global attention"
             if not offered:
+                widest = max(window for window in windows if window is not None)
                 raise ValueError(
                     "attention: the model has no global attention layers; in each of them, tokens see only those fewer "
-                    f"than {max(filter(None, windows))} positions away; use attention='any'"
+                    f"than {widest} positions away; use attention='any'"
                 )
         if self.layers == "all":
             return tuple(offered)

@@ -71,7 +71,9 @@ class FairPassageSearch:
     @property
     def mteb_model_meta(self) -> ModelMeta:
         """MTEB's metadata of the encoder, with the passage size in the name and in the experiment settings."""
-        return self.variant.identify(self.encoder.mteb_model_meta)
+        meta = self.encoder.mteb_model_meta
+        # Without the settings of a CompressionWrapper that was put around the encoder later: passages skip it.
+        return self.variant.identify(meta.model_copy(update={"experiment_kwargs": None}))
 
     @mteb_model_meta.setter
     def mteb_model_meta(self, meta: ModelMeta) -> None:

@@ -153,6 +153,7 @@ class TestOtherUses:
         with pytest.raises(TypeError, match="encoder: expected a FairEncoder, got CachedEmbeddingWrapper"):
             FairPassageSearch(CachedEmbeddingWrapper(encoder, tmp_path))  # type: ignore[arg-type]
         CompressionWrapper(encoder, OutputDType.INT8)  # changes the encoder's metadata
+        assert str(model.mteb_model_meta.name).endswith("passage_size=16")
         with pytest.raises(TypeError, match="CompressionWrapper compresses the one vector"):
             FairPassageSearch(encoder, passage_size=16)
 
@@ -176,3 +177,12 @@ class TestErrors:
         monkeypatch.setattr(type(tokenizer), "is_fast", False)
         with pytest.raises(ValueError, match="needs the character offsets of a fast tokenizer"):
             FairPassageSearch(encoder, passage_size=16)
+
+    def test_extremes(self, encoder: FairEncoder) -> None:
+        """An empty document, a corpus of one, and an empty corpus."""
+        model = FairPassageSearch(encoder, passage_size=16)
+        query = Dataset.from_dict({"id": ["q"], "text": ["ba"]})
+        for texts in ([""], ["ba"], []):
+            model.index(Dataset.from_dict({"id": [str(i) for i in range(len(texts))], "text": texts}), **CALL)
+            found = model.search(query, top_k=5, **CALL)
+            assert len(found["q"]) == len(texts)
