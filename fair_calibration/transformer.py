@@ -66,7 +66,7 @@ class FairTransformer(DocumentTransformer):
         config = self.resolved_config()
         device = getattr(model, "device", self.model.device)  # the first parameter of an offloaded model is on "meta"
         discovery = discover(self.model, self.state.base_implementation, partial(self._run_probe, device))
-        config.select_layers(len(discovery.modules))  # raises an error now if the model has fewer layers
+        _select_layers(config, discovery)  # raises an error now if the settings do not fit the model's layers
         self.state.discovery = discovery
 
     def use_pooled_row_only(self, model: nn.Module) -> None:
@@ -76,16 +76,17 @@ class FairTransformer(DocumentTransformer):
             ValueError: Other rows are read as well, the last layer is not calibrated, or the model is not suited to it.
         """
         config, discovery = self._require_ready()
-        check_only_pooled_rows_are_read(config, self.state.followers, len(discovery.modules))
+        layers = _select_layers(config, discovery)
+        n_layers = len(discovery.modules)
+        check_only_pooled_rows_are_read(config, self.state.followers, layers=layers, n_layers=n_layers)
         device = getattr(model, "device", self.model.device)
         mask = self._run_probe(device).attention_mask
         # The probe has only a few tokens.
         probing = replace(config, basket_size=1, min_content=1, isolate="none", strength=0.5)
         baskets = build_baskets(mask, probing).to(mask.device)
-        layers = frozenset(config.select_layers(len(discovery.modules)))
 
         def encode(rows: PooledRows | None) -> torch.Tensor:
-            calibrated_pass = CalibratedPass(layers, baskets, probing, rows)
+            calibrated_pass = CalibratedPass(frozenset(layers), baskets, probing, rows)
             with discovery.handle(calibrated_pass, mask), rows or nullcontext():
                 return self._run_probe(device).output
 
@@ -144,18 +145,17 @@ class FairTransformer(DocumentTransformer):
         counts = DocumentCounts(sum(baskets.is_calibrated), mask.shape[0] - sum(baskets.is_calibrated))
         if not counts.calibrated:
             return self.encode_queries(features, **kwargs), counts
-        rows = None
+        rows, layers, n_layers = None, _select_layers(config, discovery), len(discovery.modules)
         if self.is_pooled_row_only and mask.shape[0] != mask.shape[1]:  # as `PooledRows` needs it
-            check_only_pooled_rows_are_read(config, self.state.followers, len(discovery.modules))
+            check_only_pooled_rows_are_read(config, self.state.followers, layers=layers, n_layers=n_layers)
             rows = PooledRows(baskets.pooled, mask.shape[1])
-        layers = frozenset(config.select_layers(len(discovery.modules)))
-        calibrated_pass = CalibratedPass(layers, baskets, replace(config, strength=strength), rows)
+        calibrated_pass = CalibratedPass(frozenset(layers), baskets, replace(config, strength=strength), rows)
         with discovery.handle(calibrated_pass, mask), rows or nullcontext():
             result = Transformer.forward(self, features, **kwargs)
-        if calibrated_pass.n_calls != len(discovery.modules):
+        if calibrated_pass.n_calls != n_layers:
             raise ValueError(
                 f"{model_name(self.model)} made {calibrated_pass.n_calls} attention calls instead of the "
-                f"{len(discovery.modules)} recorded. Was its attn_implementation changed, or layers added? "
+                f"{n_layers} recorded. Was its attn_implementation changed, or layers added? "
                 "Calibrate the model again"
             )
         if rows is not None:
@@ -202,13 +202,14 @@ class FairTransformer(DocumentTransformer):
     def summary(self) -> Summary:
         """Returns which layers, rows and mechanism are in use, and how many documents were encoded."""
         config, discovery = self._require_ready()
-        layers = config.select_layers(len(discovery.modules))
+        layers = _select_layers(config, discovery)
         return Summary(
             model=model_name(self.model),
             config=config,
             n_layers=len(discovery.modules),
             layers=layers,
             modules=tuple(discovery.modules[i] for i in layers),
+            windows=tuple(discovery.windows[i] for i in layers) if discovery.windows else (None,) * len(layers),
             mechanism=discovery.mechanism,
             pooled_row_only=self.is_pooled_row_only,
             counts=self.counter.counts,
@@ -219,3 +220,7 @@ class FairTransformer(DocumentTransformer):
         # A worker process has not registered our attention functions yet.
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         register_implementations()
+
+
+def _select_layers(config: FairConfig, discovery: Discovery) -> tuple[int, ...]:
+    return config.select_layers(len(discovery.modules), windows=discovery.windows)

@@ -26,6 +26,7 @@ class FusedCall:
     scale: float  # multiplies the products of query and key
     bias: AttentionBias
     run_plain: Callable[[], tuple[Tensor, Tensor | None]]
+    window: int | None = None  # a token sees only tokens fewer positions away than this; None means all
 
 
 @dataclass(frozen=True)

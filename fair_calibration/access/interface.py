@@ -111,6 +111,7 @@ def _attention_forward(
             scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
             bias=AttentionBias(attention_mask, arguments.get("position_bias"), causal),
             run_plain=partial(plain, module, query, key, value, attention_mask, **arguments),
+            window=arguments.get("sliding_window"),  # the mask is made accordingly; this only says so
         )
     )
 

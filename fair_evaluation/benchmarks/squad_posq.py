@@ -10,7 +10,7 @@ from typing import Any
 from fair_evaluation.benchmarks.position_data import PositionData
 from fair_evaluation.benchmarks.sources import check_id, check_numbers, data_files, read_rows
 
-REPOSITORY, REVISION = "rajpurkar/squad_v2", "main"
+REPOSITORY, REVISION = "rajpurkar/squad_v2", "3ffb306f725f7d2ce8394bc1873b24868140c412"
 PATTERNS = ("*.parquet", "*.jsonl")
 EDGES = (0, 100, 200, 300, 400, 500)
 GROUPS = tuple(f"{edge}+" for edge in EDGES)

@@ -32,6 +32,7 @@ class PositionDemoRetrieval(PositionTask):
     groupings = (Grouping(name="", groups=PLACES),)
     dataset_name = "PositionDemo"
     partitioned = True
+    embedded = True
 
     def read(self, subset: str) -> PositionData:  # noqa: ARG002
         """Builds the documents from the embedded passages."""

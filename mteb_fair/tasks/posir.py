@@ -78,11 +78,11 @@ class PosIR(PositionTask):
         Args:
             domains: The domains, such as "law_judiciary"; None means all. A selection is part of the task's name.
             data_folder: The folder with the data; None means the hub.
-            **kwargs: Further arguments of MTEB's `AbsTask`.
+            **kwargs: ``revision`` of `PositionTask`, and further arguments of MTEB's `AbsTask`.
 
         Raises:
-            ValueError: The folder does not exist, or holds no data files or none of the task's languages, or
-                ``domains`` is not a list of names.
+            ValueError: The folder does not exist, or holds no data files or none of the task's languages,
+                ``revision`` is not a commit, or ``domains`` is not a list of names.
         """
         if isinstance(domains, str) or (domains is not None and not domains):
             raise ValueError(f"domains: expected None or a list of at least one domain, got {domains!r}")

@@ -122,6 +122,7 @@ SETTINGS: dict[str, Any] = {
     "strength": 0.3,
     "basket_size": 16,
     "layers": (1, 3),
+    "attention": "any",
     "pooling": "cls",
     "isolate": "bos_eos",
     "isolated_share": "equal",
