@@ -138,7 +138,7 @@ class Dart(pt.Transformer):
         if self.index is None:
             return None
         if isinstance(self.index, FairIndex):
-            return (self.index.path, SimFn.dot)
+            return (str(self.index.path), SimFn.dot)
         return (str(self.index.index_path), self.index.sim_fn)
 
     def __eq__(self, other: object) -> bool:

@@ -92,7 +92,7 @@ class TestGetTasks:
         found = mteb.get_task(task.metadata.name)  # as MTEB does with its results
         asked = []
         monkeypatch.setattr(
-            "mteb_fair.tasks.position_task.snapshot_download",
+            "fair_evaluation.benchmarks.sources.snapshot_download",
             lambda name, *, revision, **_: asked.append((name, revision)) or tmp_path,
         )
         with pytest.raises(ValueError, match="found none"):
