@@ -15,20 +15,19 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from functools import partial
+from itertools import product
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
-import transformers
-from encoders import ENCODERS, encoder_facts, load_encoder
-from rotations import Geometry, Record, build_rotations, compare, markdown
+from encoders import ENCODERS
+from rotations import Geometry, Record, markdown
 from sentence_transformers import SentenceTransformer
-from ways import OWN, SEED, Array, Bench, encode_documents, number, study_parser
+from ways import Array, Bench, collections, encode_documents, number, study_parser
 
 from fair_calibration import FairConfig, calibrate
-from fair_evaluation import PositionEvaluation
-from fair_evaluation.position_collections import load_passages
+from fair_calibration.even_chunks.chunks import even_chunks
 
 GEOMETRIES = {
     "2 x 75": Geometry(n_places=2, least=50, most=90, low=132, high=170),
@@ -38,39 +37,35 @@ GEOMETRIES = {
 }
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 LAST = ("equal", "proportional", "even")
+SETTINGS: list[dict[str, Any]] = [
+    {"strength": 0.0},
+    *({"strength": strength, "last": last} for strength, last in product(STRENGTHS, LAST)),
+]
 
 
 def main() -> None:
     """Measures what the record lacks, and prints the tables."""
     args = study_parser(__doc__).parse_args()
     record = Record(args.record)
-    source = args.passages.stem if args.passages else OWN
     if not args.table:
-        transformers.utils.logging.disable_progress_bar()
-        for encoder in args.encoder or ENCODERS:
-            model = load_encoder(encoder)
-            for geometry in GEOMETRIES:
-                data = build_rotations(load_passages(args.passages), GEOMETRIES[geometry], model, SEED)
-                bench = Bench(model, data)
-                facts = {"documents": data.n_documents, "questions": len(data.questions), "tokens": data.n_tokens}
-                facts |= {"seed": SEED, **encoder_facts(encoder)}
-                where = {"encoder": encoder, "passages": source, "geometry": geometry}
-                record.get({**where, "strength": 0.0}, partial(_row, bench, bench.plain, facts))
-                for strength in STRENGTHS:
-                    for last in LAST:
-                        key = {**where, "strength": strength, "last": last}
-                        row = record.get(key, partial(_measure, bench, strength, last, facts))
-                        print(key, row["ndcg"], row["psi"], flush=True)
+        for study in collections(args, GEOMETRIES):
+            bench = Bench(study.model, study.data)
+            for setting in SETTINGS:
+                key = {**study.where, **setting}
+                row = record.get(key, partial(_row, bench, study.facts, **setting))
+                print(key, row["ndcg"], row["psi"], flush=True)
     print(table(record))
 
 
-def _measure(bench: Bench, strength: float, last: str, facts: dict[str, Any]) -> dict[str, Any]:
+def _row(bench: Bench, facts: dict[str, Any], *, strength: float, last: str = "equal") -> dict[str, Any]:
+    if strength == 0:
+        return bench.describe(bench.plain) | facts
     if last == "even":
         vectors = _encode_evenly(bench.model, bench.data.texts, strength)
     else:
         config = FairConfig(strength=strength, last_basket=last)  # type: ignore[arg-type]
         vectors = encode_documents(calibrate(bench.model, config), bench.data.texts)
-    return _row(bench, bench.evaluate_vectors(f"{last} {strength}", vectors), facts)
+    return bench.describe(bench.evaluate_vectors(f"{last} {strength}", vectors)) | facts
 
 
 def _encode_evenly(model: SentenceTransformer, texts: list[str], strength: float) -> Array:
@@ -80,24 +75,13 @@ def _encode_evenly(model: SentenceTransformer, texts: list[str], strength: float
     by_size: dict[int, list[int]] = defaultdict(list)
     for i, text in enumerate(texts):
         n = len(model.tokenizer(prompt + text)["input_ids"]) - n_isolated
-        by_size[-(-n // -(-n // FairConfig().basket_size))].append(i)
+        by_size[max(stop - first for first, stop in even_chunks(n, FairConfig().basket_size))].append(i)
     vectors: list[Any] = [None] * len(texts)
     for size, numbers in by_size.items():
         fair = calibrate(model, FairConfig(strength=strength, basket_size=size))
         for i, vector in zip(numbers, encode_documents(fair, [texts[i] for i in numbers]), strict=True):
             vectors[i] = vector
     return np.stack(vectors)
-
-
-def _row(bench: Bench, result: PositionEvaluation, facts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "ndcg": result.mean,
-        "psi": result.psi,
-        "places": [float(value) for value in result.groups["mean"]],
-        "to_plain": compare(result, bench.plain),
-        "to_published": compare(result, bench.published),
-        **facts,
-    }
 
 
 def table(record: Record) -> str:

@@ -27,18 +27,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import pandas as pd
 import pyterrier as pt
-import transformers
-from encoders import ENCODERS, encoder_facts, load_encoder
 from numpy.typing import NDArray
 from pyterrier_dr import FlexIndex, VectorPrf
-from rotations import Record, Rotations, build_rotations, compare, markdown
+from rotations import Record, Rotations, compare, describe, markdown
 from sentence_transformers import SentenceTransformer
 from threadpoolctl import threadpool_limits
-from ways import GEOMETRIES, OWN, PLAIN, PUBLISHED, SEED, SETTINGS, study_parser
+from ways import GEOMETRIES, PLAIN, PUBLISHED, SETTINGS, Study, cell, collections, study_parser
 
 from fair_calibration import calibrate
 from fair_evaluation import PositionEvaluation
-from fair_evaluation.position_collections import load_passages
 from pyterrier_fair import Dart, DartSettings
 from pyterrier_fair.dart_scoring import adapt
 
@@ -62,41 +59,29 @@ def main() -> None:
     args = study_parser(__doc__).parse_args()
     record = Record(args.record)
     if not args.table:
-        transformers.utils.logging.disable_progress_bar()
         print(record.get({"timing": "100 x 1024"}, _time_large), flush=True)
-        for encoder in args.encoder or ENCODERS:
-            _measure(record, encoder, load_encoder(encoder), args.passages)
+        for study in collections(args, {GEOMETRY: GEOMETRIES[GEOMETRY]}):
+            _measure(record, study)
     print(table(record))
 
 
-def _measure(record: Record, encoder: str, model: SentenceTransformer, path: Path | None) -> None:
-    where = {"encoder": encoder, "passages": path.stem if path else OWN, "geometry": GEOMETRY}
-    data = build_rotations(load_passages(path), GEOMETRIES[GEOMETRY], model, SEED)
-    sizes = {"documents": data.n_documents, "questions": len(data.questions), "tokens": data.n_tokens, "seed": SEED}
+def _measure(record: Record, study: Study) -> None:
     for encoding in ENCODINGS:
-        keys = {name: {**where, "encoding": encoding, "reranker": name} for name in RERANKERS}
+        keys = {name: {**study.where, "encoding": encoding, "reranker": name} for name in RERANKERS}
         if all(record.find(key) for key in keys.values()):
             continue
+        model = study.model if encoding == PLAIN else calibrate(study.model, SETTINGS[encoding])
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(model if encoding == PLAIN else calibrate(model, SETTINGS[encoding]), data, Path(folder))
+            bench = Bench(model, study.data, Path(folder))
             for name, key in keys.items():
-                row = record.get(key, partial(_row, bench, name, sizes | encoder_facts(encoder)))
+                row = record.get(key, partial(_row, bench, name, study.facts))
                 print(key, row["ndcg"], row["psi"], row["ms"], flush=True)
 
 
 def _row(bench: Bench, name: str, facts: dict[str, Any]) -> dict[str, Any]:
     result, ms = bench.evaluate(name, order=0)
     none, _ = bench.evaluate(NONE, order=0)
-    row = {
-        "ndcg": result.mean,
-        "ndcg_interval": list(result.intervals["mean"]),
-        "psi": result.psi,
-        "psi_interval": list(result.intervals["psi"]),
-        "places": [float(value) for value in result.groups["mean"]],
-        "to_none": compare(result, none),
-        "ms": ms,
-        **facts,
-    }
+    row = {**describe(result), "to_none": compare(result, none), "ms": ms, **facts}
     if name == "DART":
         others = [bench.evaluate(name, order=order)[0] for order in range(1, N_ORDERS)]
         row["orders"] = [[other.mean, other.psi] for other in [result, *others]]
@@ -181,7 +166,7 @@ def table(record: Record) -> str:
             row["encoder"],
             row["encoding"],
             row["reranker"],
-            *(_cell(row[name], row["to_none"][name], row["reranker"] == NONE) for name in ("ndcg", "psi")),
+            *(cell(row[name], row["to_none"][name]) for name in ("ndcg", "psi")),
             "" if row["reranker"] == NONE else f"{row['ms']:.1f}",
         ]
         for row in rows
@@ -200,13 +185,6 @@ def table(record: Record) -> str:
     ]
     times = [f"100 candidates of 1024 dimensions: {row}" for row in record.rows if "timing" in row]
     return "\n".join([markdown(header, cells), "", *orders, *moved, *times])
-
-
-def _cell(value: float, difference: list[float], is_base: bool) -> str:
-    if is_base:
-        return f"{value:.3f}"
-    gain, low, high = difference
-    return f"{value:.3f} ({gain:+.3f} [{low:+.3f}, {high:+.3f}])"
 
 
 if __name__ == "__main__":

@@ -28,16 +28,15 @@ import pandas as pd
 import pyterrier as pt
 import pyterrier_alpha as pta
 import torch
-from encoders import encoder_facts, load_encoder
 from ir_measures import nDCG
 from pyterrier_dr import VectorPrf
 from pyterrier_pisa import PisaIndex
-from rotations import N_RESAMPLES, Record, Rotations, build_rotations, compare, markdown
+from rotations import N_RESAMPLES, Record, Rotations, compare, describe, markdown
 from tqdm.auto import tqdm
-from ways import GEOMETRIES, OWN, SEED, study_parser
+from ways import GEOMETRIES, SEED, Study, cell, collections, number, study_parser
 
 from fair_evaluation import PositionEvaluation, from_experiment
-from fair_evaluation.position_collections import PLACES, PositionCollection, PositionQuery, load_passages
+from fair_evaluation.position_collections import PositionCollection
 from pyterrier_fair import FairBiEncoder, FairIndex, FairPassages, PositionDataset
 
 DEPTH = 10  # results of each stage
@@ -97,44 +96,23 @@ def main() -> None:
     args = study_parser(__doc__).parse_args()
     record = Record(args.record)
     if not args.table:
-        for name in args.encoder or ["minilm"]:
+        args.encoder = args.encoder or ["minilm"]
+        for study in collections(args, {"3 x 165": GEOMETRIES["3 x 165"]}):
             with tempfile.TemporaryDirectory() as folder:
-                _measure(record, name, args.passages, Path(folder))
+                _measure(record, study, Path(folder))
     print(table(record))
 
 
-def _measure(record: Record, encoder: str, path: Path | None, folder: Path) -> None:
-    model = load_encoder(encoder)
-    data = build_rotations(load_passages(path), GEOMETRIES["3 x 165"], model, SEED)
-    collections = make_collections(data)
+def _measure(record: Record, study: Study, folder: Path) -> None:
     parts: dict[str, list[Parts]] = {}
     for variant, strength in STRENGTHS.items():
-        fair = FairBiEncoder(model, strength=strength)
-        parts[variant] = [_prepare(c, fair, folder / variant / str(r)) for r, c in enumerate(collections)]
-    where = {"encoder": encoder, "passages": path.stem if path else OWN}
-    facts = {"documents": data.n_documents, "questions": len(data.questions), "tokens": data.n_tokens, "seed": SEED}
+        fair = FairBiEncoder(study.model, strength=strength)
+        parts[variant] = [_prepare(c, fair, folder / variant / str(r)) for r, c in enumerate(study.data.collections)]
+    where = {name: study.where[name] for name in ("encoder", "passages")}
     for name, build in tqdm(PIPELINES.items(), unit="pipeline"):
         if build is _jpq and importlib.util.find_spec("faiss") is None:
             continue
-        record.get({**where, "pipeline": name}, partial(_row, parts, build, data, facts | encoder_facts(encoder)))
-
-
-def make_collections(data: Rotations) -> list[PositionCollection]:
-    """Returns each rotation as a collection."""
-    collections = []
-    for r in range(data.n_places):
-        texts = data.texts[r * data.n_documents : (r + 1) * data.n_documents]
-        queries = []
-        for question, document, first in zip(data.questions, data.documents, data.indices, strict=True):
-            index = int(first + r) % data.n_places
-            qid, docno = f"r{r}{question.id}", f"r{r}d{document}"
-            query = PositionQuery(
-                qid=qid, query=question.text, docno=docno, place=PLACES[index], index=index, question=question.id
-            )
-            queries.append(query)
-        documents = tuple({"docno": f"r{r}d{d}", "text": text} for d, text in enumerate(texts))
-        collections.append(PositionCollection(documents=documents, queries=tuple(queries)))
-    return collections
+        record.get({**where, "pipeline": name}, partial(_row, parts, build, study.data, study.facts))
 
 
 def _prepare(collection: PositionCollection, encoder: FairBiEncoder, folder: Path) -> Parts:
@@ -162,16 +140,7 @@ def _row(
     pipelines = {v: [build(p._replace(answers=answers)) for p in found] for v, found in parts.items()}
     results = {variant: evaluate(pipelines[variant], parts[variant], data) for variant in pipelines}
     times = time_queries({v: found[0] for v, found in pipelines.items()}, parts["plain"][0].dataset.get_topics())
-    row: dict[str, Any] = {
-        variant: {
-            "ndcg": result.mean,
-            "ndcg_interval": list(result.intervals["mean"]),
-            "psi": result.psi,
-            "psi_interval": list(result.intervals["psi"]),
-            "ms": times[variant],
-        }
-        for variant, result in results.items()
-    }
+    row: dict[str, Any] = {variant: {**describe(result), "ms": times[variant]} for variant, result in results.items()}
     if any((results["plain"].rows["score"] != results["calibrated"].rows["score"]).to_numpy()):
         row["difference"] = compare(results["calibrated"], results["plain"])
     return row | _size(parts["calibrated"][0], build) | facts
@@ -205,10 +174,10 @@ def time_queries(pipelines: dict[str, pt.Transformer], topics: pd.DataFrame) -> 
     seconds = np.full((len(pipelines), len(chosen), N_RUNS + 1), np.inf)
     for run in range(N_RUNS + 1):
         for query in range(len(chosen)):
-            for number, pipeline in enumerate(pipelines.values()):  # alternately
+            for i, pipeline in enumerate(pipelines.values()):  # alternately
                 start = time.process_time()
                 pipeline(chosen.iloc[[query]])
-                seconds[number, query, run] = time.process_time() - start
+                seconds[i, query, run] = time.process_time() - start
     torch.set_num_threads(threads)
     means = seconds[..., 1:].min(-1).mean(-1)  # without the first run, which loads what is loaded on demand
     return dict(zip(pipelines, (means * 1000).tolist(), strict=True))
@@ -240,19 +209,12 @@ def table(record: Record) -> str:
 def _cells(row: dict[str, Any]) -> list[str]:
     cells = [row["pipeline"]]
     for measure in ("ndcg", "psi"):
-        cells.append(_number(row["plain"][measure]))
-        if "difference" not in row:
-            cells.append("the same")
-            continue
-        gain, low, high = (_number(value, "+") for value in row["difference"][measure])
-        cells.append(f"{_number(row['calibrated'][measure])} ({gain} [{low}, {high}])")
+        is_same = "difference" not in row
+        cells.append(number(row["plain"][measure]))
+        cells.append("the same" if is_same else cell(row["calibrated"][measure], row["difference"][measure]))
     times = [row[variant]["ms"] for variant in STRENGTHS]
     sizes = [f"{row['vectors']:.1f}", f"{row['bytes']:.0f}"] if "vectors" in row else ["", ""]
     return [*cells, " / ".join(f"{ms:.0f}" for ms in times), *sizes]
-
-
-def _number(value: float, sign: str = "") -> str:
-    return f"{value:{sign}.3f}".replace("0.", ".", 1)
 
 
 if __name__ == "__main__":

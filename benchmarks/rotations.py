@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fair_evaluation import PositionEvaluation, evaluate_positions, psi_test
 from fair_evaluation.cutting import token_counter
-from fair_evaluation.position_collections import Passage, Question
+from fair_evaluation.position_collections import Passage, PositionCollection, Question, rotate_places
 from fair_evaluation.resampling import add_up_units, draw_weights
 from fair_evaluation.sentences import excerpt
 
@@ -42,7 +42,9 @@ class Rotations(NamedTuple):
     """R rotations of N documents, and Q questions that are put to each rotation.
 
     Attributes:
-        texts: R * N texts, rotation after rotation.
+        collections: The R rotations; what stands at place i of a document in the first stands at (i + r) mod R in
+            rotation r.
+        texts: Their R * N texts, rotation after rotation.
         n_tokens: The mean number of tokens of a text, without special tokens.
         questions: Q questions.
         passages: The id of the passage that answers each.
@@ -51,6 +53,7 @@ class Rotations(NamedTuple):
         n_places: R, the number of rotations and of passages in a document.
     """
 
+    collections: list[PositionCollection]
     texts: list[str]
     n_tokens: float
     questions: list[Question]
@@ -100,10 +103,11 @@ def build_rotations(passages: Sequence[Passage], geometry: Geometry, tokenizer: 
     groups = _group([(passage, n) for passage, n in sized if n >= geometry.least], geometry, seed)
     if not groups:
         raise ValueError(f"passages: no {geometry.n_places} passages of different articles make a document: {geometry}")
-    turned = [[group[-r % len(group) :] + group[: -r % len(group)] for group in groups] for r in range(len(groups[0]))]
-    texts = ["\n\n".join(passage.text for passage in group) for rotation in turned for group in rotation]
+    collections = rotate_places([[[passage] for passage in group] for group in groups])
+    texts = [document["text"] for collection in collections for document in collection.documents]
     asked = [(q, p, d, i) for d, group in enumerate(groups) for i, p in enumerate(group) for q in p.questions]
     return Rotations(
+        collections=collections,
         texts=texts,
         n_tokens=float(np.mean([count(text) for text in texts])),
         questions=[question for question, _, _, _ in asked],
@@ -136,6 +140,17 @@ def _group(sized: Sequence[tuple[Passage, int]], geometry: Geometry, seed: int) 
         if len(groups) > len(best):
             best = groups
     return best
+
+
+def describe(result: PositionEvaluation) -> dict[str, Any]:
+    """Returns nDCG@10 and PSI with their 95 % intervals, and nDCG@10 by place, as records have them."""
+    return {
+        "ndcg": result.mean,
+        "ndcg_interval": list(result.intervals["mean"]),
+        "psi": result.psi,
+        "psi_interval": list(result.intervals["psi"]),
+        "places": [float(value) for value in result.groups["mean"]],
+    }
 
 
 def compare(result: PositionEvaluation, base: PositionEvaluation) -> dict[str, Any]:

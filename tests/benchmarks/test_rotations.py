@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,20 @@ def test_every_passage_stands_once_in_every_place(data: Any) -> None:
     for rotation, texts in enumerate(np.split(np.array(data.texts), 4)):
         for question, document, index in zip(data.questions, data.documents, data.indices, strict=True):
             assert question.answer in texts[document].split("\n\n")[(index + rotation) % 4]
+
+
+def test_collections_have_the_places_of_the_rotations() -> None:
+    from rotations import Geometry, build_rotations
+
+    geometry = Geometry(n_places=3, least=5, most=20, low=15, high=60)
+    data = build_rotations([passage(i) for i in range(7)], geometry, count_words)
+    assert [len(collection.documents) for collection in data.collections] == [2, 2, 2]
+    queries = list(itertools.chain.from_iterable(collection.queries for collection in data.collections))
+    assert len({query.qid for query in queries}) == len(queries) == 18
+    texts = {d["docno"]: d["text"] for collection in data.collections for d in collection.documents}
+    for query in queries:
+        assert f"passage p{query.question[1:]}." in texts[query.docno].split("\n\n")[query.index]
+        assert query.place == ("beginning", "middle", "end")[query.index]
 
 
 def test_scores_by_place(data: Any) -> None:
@@ -75,3 +90,20 @@ def test_chunks_are_even_and_lose_nothing(n_words: int, minilm_path: Path) -> No
     assert " ".join(chunks) == text
     assert len(chunks) == -(-count(text) // 128)
     assert max(map(count, chunks)) - min(map(count, chunks)) <= 20  # cuts move to the beginnings of words
+
+
+def test_tables_of_the_records() -> None:
+    """Without a measurement: every study prints what its record in the repository has."""
+    import dart
+    import pipelines
+    import tuning
+    import ways
+    from rotations import Record
+
+    def record(name: str) -> Any:
+        return Record(Path(ways.__file__).parent / "records" / f"{name}.jsonl")
+
+    assert ".823 (+.016 [+.004, +.029]) | .141 (-.104 [-.129, -.079])" in ways.tables(record("ways"), "plain")
+    assert ".800 (-.091 [" in dart.table(record("dart"))
+    assert "| dense | .807 | .823 (+.016 [" in pipelines.table(record("pipelines"))
+    assert "0.819 / 0.061" in tuning.table(record("tune"), record("ways"), "xquad-dev.en")
