@@ -59,7 +59,7 @@ def main() -> None:
     passages = load_passages(args.passages)
     models = load_models(args.model)
     if args.passages is None and args.model is None:  # documents that both encoders read whole
-        most = (MAX_SEQ_LENGTH - 10) // args.passages_per_document
+        most = (MAX_SEQ_LENGTH - 10) // args.passages_per_document  # 10 for the prompt and the special tokens
         counts = [token_counter(model) for model in models.values()]
         excerpts = [excerpt(passage, most, lambda text: max(count(text) for count in counts)) for passage in passages]
         passages = [passage for passage in excerpts if passage is not None]

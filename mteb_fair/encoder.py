@@ -20,13 +20,13 @@ from sentence_transformers import SentenceTransformer
 from fair_calibration import DocumentCounts, EvenChunks, FairConfig, Summary, calibrate
 from fair_calibration.even_chunks.report import EvenChunksSummary
 from fair_calibration.fingerprint import changeable_settings
+from fair_calibration.nearest_names import nearest_names
 from fair_calibration.query import task_of_call
 from fair_calibration.settings import Settings, choose_settings, setting_names
 from fair_indexing.stream import encode_stream
 from mteb_fair.instructions import instructions_of
 from mteb_fair.loading import load_base
-from mteb_fair.nearest_names import nearest_names
-from mteb_fair.variant import COMPRESSION, Variant
+from mteb_fair.variant import Variant, compression_of
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -163,7 +163,7 @@ class FairEncoder:
     @mteb_model_meta.setter
     def mteb_model_meta(self, meta: ModelMeta) -> None:
         # MTEB sets it when it loads a registered model, and when CompressionWrapper adds experiment settings.
-        added, present = _compression(meta), _compression(getattr(self, "_meta", meta))
+        added, present = compression_of(meta), compression_of(getattr(self, "_meta", meta))
         if present and added != present:
             raise ValueError(
                 f"CompressionWrapper: this encoder is in another one with {present}, whose results would be kept under "
@@ -275,10 +275,6 @@ def _records(inputs: DataLoader[BatchedInput]) -> Iterator[tuple[str, str]]:
         for identifier, text in zip(ids, texts, strict=True):
             yield str(identifier), text
         position += len(texts)
-
-
-def _compression(meta: ModelMeta) -> dict[str, Any]:
-    return {name: value for name, value in (meta.experiment_kwargs or {}).items() if name in COMPRESSION}
 
 
 @functools.cache

@@ -15,10 +15,10 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairSentenceTransformer, calibrate
 from fair_calibration.fingerprint import fingerprint_model
-from fair_calibration.model_source import ModelNotFoundError, find_commit, is_hub_name
+from fair_calibration.model_source import ModelNotFoundError, find_commit, is_commit, is_hub_name
+from fair_calibration.nearest_names import nearest_names
 from fair_calibration.settings import Settings
 from mteb_fair.instructions import instructions_of, loading_arguments
-from mteb_fair.nearest_names import nearest_names
 
 _SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
 # Arguments of SentenceTransformer that change no vector.
@@ -161,7 +161,7 @@ def commit_of(name: str, revision: str | None, *, token: str | bool | None = Non
     Raises:
         ModelNotFoundError: There is no such model on the hub or in its cache.
     """
-    if is_hub_name(name) and revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
+    if is_hub_name(name) and revision is not None and is_commit(revision):
         return revision
     try:
         return find_commit(name, revision=revision, token=token)

@@ -10,10 +10,10 @@ from typing import Any
 from mteb.models.model_implementations import MODEL_REGISTRY
 
 from fair_calibration import FairConfig
+from fair_calibration.nearest_names import nearest_names
 from fair_calibration.settings import Settings, choose_settings, settings_from_dict
 from mteb_fair.encoder import SETTINGS, FairEncoder
 from mteb_fair.loading import check_listed, commit_of, describe_base, is_folder
-from mteb_fair.nearest_names import nearest_names
 from mteb_fair.passage_search import FairPassageSearch
 from mteb_fair.variant import PROMPTS_DIGEST, Variant
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from fair_calibration.passages import check_chunk_size, cut_passages
 from mteb_fair.encoder import FairEncoder
-from mteb_fair.variant import COMPRESSION
+from mteb_fair.variant import compression_of
 
 if TYPE_CHECKING:
     from mteb.types import Array, BatchedInput, CorpusDatasetType, QueryDatasetType, RetrievalOutputType
@@ -78,7 +78,7 @@ class FairPassageSearch:
     @mteb_model_meta.setter
     def mteb_model_meta(self, meta: ModelMeta) -> None:
         # MTEB sets it when it loads a registered model, and CompressionWrapper to add its settings.
-        if COMPRESSION.intersection(meta.experiment_kwargs or {}):
+        if compression_of(meta):
             raise TypeError(
                 "FairPassageSearch: MTEB's CompressionWrapper compresses the one vector that encoders give a document, "
                 "and here a document has several; evaluate it without compression"

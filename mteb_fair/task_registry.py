@@ -15,8 +15,8 @@ from mteb.abstasks import AbsTask
 from mteb.benchmarks.benchmark import Benchmark
 from mteb.get_tasks import MTEBTasks
 
+from fair_calibration.nearest_names import nearest_names
 from fair_evaluation.benchmarks.sources import local_folder
-from mteb_fair.nearest_names import nearest_names
 from mteb_fair.tasks import TASKS, FineWebPosQ, PosIR, PosIRCrossLingual, SQuADPosQ
 from mteb_fair.tasks.position_task import OtherLanguagesError
 

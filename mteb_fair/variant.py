@@ -23,9 +23,7 @@ PREFIX = "mteb_fair/"
 PROMPTS_DIGEST = "prompts_digest"
 _BASE_NAME = re.compile(r"[^/@,=]+/[^/@,=]+")
 _HASHED = "settings"
-COMPRESSION = frozenset(
-    {"clipping_margin", "output_dtypes"}
-)  # what MTEB's CompressionWrapper adds to the experiment settings
+_COMPRESSION = ("output_dtypes", "clipping_margin")  # what MTEB's CompressionWrapper adds to the experiment settings
 _MAX_LENGTH = 200  # MTEB makes folders of names, and file systems take 255 bytes
 
 
@@ -89,8 +87,7 @@ class Variant:
 
     def identify(self, meta: ModelMeta) -> ModelMeta:
         """Returns metadata with the name and the experiment settings of this variant, and those of compression."""
-        given = meta.experiment_kwargs or {}
-        compression = {name: given[name] for name in sorted(COMPRESSION, reverse=True) if name in given}
+        compression = compression_of(meta)
         name = self.name + "".join(f",{name}={value}" for name, value in compression.items())
         return meta.model_copy(update={"name": name, "experiment_kwargs": {**self.experiment_kwargs, **compression}})
 
@@ -106,3 +103,9 @@ class Variant:
 def _write(value: Any) -> str:
     # "at6" is the layer with index 6, "6" the last six layers.
     return "at" + "+".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def compression_of(meta: ModelMeta) -> dict[str, Any]:
+    """Returns the experiment settings that MTEB's CompressionWrapper has added, if the model is in one."""
+    given = meta.experiment_kwargs or {}
+    return {name: given[name] for name in _COMPRESSION if name in given}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pyterrier.datasets import Dataset, DatasetProvider
 
 from fair_evaluation.benchmarks import fineweb_posq, posir, squad_posq
 from fair_evaluation.benchmarks.position_data import PositionData
-from fair_evaluation.benchmarks.sources import hub_folder, local_folder
+from fair_evaluation.benchmarks.sources import HubDataset, hub_folder, local_folder
 from fair_evaluation.position_collections import PLACES, build_collections, load_passages
 from pyterrier_fair.datasets import PositionDataset, TextDataset, check_no_variant
 
@@ -59,21 +59,13 @@ class Benchmark:
     """What `BenchmarkDataset` has to know.
 
     Attributes:
-        folder: The name of the dataset's folder in the one that the environment variable ``MTEB_FAIR_DATA`` names.
-        url: The paper.
-        repository: The name of the dataset on the hub.
-        revision: Its revision.
-        patterns: The files to download.
+        source: Where the data come from.
         read: Reads the files in a folder.
         places: The labels of positions, from the beginning of documents to their end; None where they are numbers.
         language: The ISO 639-1 code of the language of topics and documents, if it is known.
     """
 
-    folder: str
-    url: str
-    repository: str
-    revision: str
-    patterns: tuple[str, ...]
+    source: HubDataset
     read: Callable[[Path], PositionData]
     places: tuple[str, ...] | None = None
     language: str | None = None
@@ -103,13 +95,13 @@ class BenchmarkDataset(TextDataset):
         Raises:
             ValueError: The data cannot be found, read or used.
         """
-        benchmark = self.benchmark
-        folder = Path(self.data_folder) if self.data_folder is not None else local_folder(benchmark.folder)
+        source = self.benchmark.source
+        folder = Path(self.data_folder) if self.data_folder is not None else local_folder(source.name)
         if folder is None:
-            folder = hub_folder(benchmark.repository, benchmark.revision, benchmark.patterns)
+            folder = hub_folder(source.repository, source.revision, source.patterns)
         elif not folder.is_dir():
             raise ValueError(f"data_folder: there is no folder {str(folder)!r}")
-        data = benchmark.read(folder)
+        data = self.benchmark.read(folder)
         data.check(str(folder))
         return data
 
@@ -152,45 +144,25 @@ class BenchmarkDataset(TextDataset):
 
     def info_url(self) -> str:
         """Returns the address of the paper."""
-        return self.benchmark.url
+        return self.benchmark.source.url
 
     def __repr__(self) -> str:
-        return f"BenchmarkDataset({self.benchmark.folder!r})"
+        return f"BenchmarkDataset({self.benchmark.source.name!r})"
 
 
 def _posir(language: str, corpus_language: str, domain: str) -> Benchmark:
-    read = partial(posir.read_posir, language=language, corpus_language=corpus_language, domains=[domain])
     return Benchmark(
-        folder="PosIR",
-        url="https://arxiv.org/abs/2601.08363",
-        repository=posir.REPOSITORY,
-        revision=posir.REVISION,
-        patterns=tuple(f"{name}/{domain}/*" for name in dict.fromkeys([language, corpus_language])),
-        read=read,
+        source=replace(posir.SOURCE, patterns=posir.files_of([language, corpus_language], [domain])),
+        read=partial(posir.read_posir, language=language, corpus_language=corpus_language, domains=[domain]),
     )
 
 
 _DEMOS = ("demo/0", "demo/1", "demo/2")
-_POSQ = "https://arxiv.org/abs/2505.13950"
 _BENCHMARKS = {
     "fineweb-posq": Benchmark(
-        folder="FineWeb-PosQ",
-        url=_POSQ,
-        repository=fineweb_posq.REPOSITORY,
-        revision=fineweb_posq.REVISION,
-        patterns=fineweb_posq.PATTERNS,
-        read=fineweb_posq.read_fineweb_posq,
-        places=PLACES,
-        language="en",
+        source=fineweb_posq.SOURCE, read=fineweb_posq.read_fineweb_posq, places=PLACES, language="en"
     ),
     "squad-posq": Benchmark(
-        folder="SQuAD-PosQ",
-        url=_POSQ,
-        repository=squad_posq.REPOSITORY,
-        revision=squad_posq.REVISION,
-        patterns=squad_posq.PATTERNS,
-        read=squad_posq.read_squad_posq,
-        places=squad_posq.GROUPS,
-        language="en",
+        source=squad_posq.SOURCE, read=squad_posq.read_squad_posq, places=squad_posq.GROUPS, language="en"
     ),
 }

@@ -63,7 +63,7 @@ class Dart(pt.Transformer):
 
         Raises:
             TypeError: ``index`` or ``settings`` is of another type.
-            ValueError: ``state`` is none of the above.
+            ValueError: ``state`` is not "stream", "stateless" or a DartState.
         """
         self.index = index
         self.settings = DartSettings() if settings is None else settings

@@ -14,15 +14,13 @@ from __future__ import annotations
 import os
 import zipfile
 from dataclasses import dataclass, field, fields
-from numbers import Real
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.blas import daxpy, dger
 from scipy.special import softmax
 
-from fair_calibration.validation import validate_positive_int
+from fair_calibration.validation import validate_number, validate_positive_int
 
 Array = NDArray[np.float64]
 
@@ -67,20 +65,11 @@ class DartSettings:
             if name in ("n_pos", "n_neg", "steps"):
                 checked: float = validate_positive_int(name, value)
             else:
-                top = 1.0 if name in ("momentum", "beta_meta", "alpha_ema") else np.inf
-                checked = _validate_number(name, value, top)
+                at_most = 1.0 if name in ("momentum", "beta_meta", "alpha_ema") else None
+                checked = validate_number(name, value, at_most=at_most)
             object.__setattr__(self, name, checked)
         if self.temperature == 0:
             raise ValueError("temperature: expected a number above 0, got 0")
-
-
-def _validate_number(name: str, value: Any, top: float) -> float:
-    expected = "a finite number of at least 0" if np.isinf(top) else f"a number in [0, {top:g}]"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}: expected {expected}, got {value!r} ({type(value).__name__})")
-    if not (0.0 <= float(value) <= top and np.isfinite(float(value))):
-        raise ValueError(f"{name}: expected {expected}, got {value!r}")
-    return float(value)
 
 
 @dataclass(eq=False)

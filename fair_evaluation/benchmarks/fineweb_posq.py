@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fair_evaluation.benchmarks.position_data import PositionData
-from fair_evaluation.benchmarks.sources import data_files, read_rows
+from fair_evaluation.benchmarks.sources import HubDataset, data_files, read_rows
 from fair_evaluation.position_collections import PLACES
 
-REPOSITORY, REVISION = "NovaSearch/FineWeb-PosQ", "main"
-PATTERNS = ("*.parquet", "*.jsonl")
+SOURCE = HubDataset(
+    name="FineWeb-PosQ",
+    repository="NovaSearch/FineWeb-PosQ",
+    revision="main",
+    url="https://arxiv.org/abs/2505.13950",
+)
 _CLASSES = {"beginning": "beginning", "middle": "middle", "end": "end", "before": "beginning", "after": "end"}
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fair_evaluation.benchmarks.position_data import PositionData
-from fair_evaluation.benchmarks.sources import check_id, check_numbers, read_rows
+from fair_calibration.nearest_names import nearest_names
+from fair_evaluation.benchmarks.position_data import PART_END, PositionData
+from fair_evaluation.benchmarks.sources import HubDataset, check_id, check_numbers, read_rows
 
 logger = logging.getLogger("fair_evaluation")
-REPOSITORY, REVISION = "infgrad/PosIR-Benchmark-v1", "main"
+SOURCE = HubDataset(
+    name="PosIR",
+    repository="infgrad/PosIR-Benchmark-v1",
+    revision="main",
+    patterns=("*/*/*",),  # of all languages and domains; `files_of` selects
+    url="https://arxiv.org/abs/2601.08363",
+)
 # The languages of the benchmark; the dataset has some more.
 LANGUAGES = (
     "ara-Arab", "cmn-Hans", "deu-Latn", "eng-Latn", "fra-Latn", "ita-Latn", "kor-Kore", "por-Latn", "rus-Cyrl",
@@ -24,6 +30,12 @@ N_BINS = 20
 QUARTILES = {"q1": (0, 512), "q2": (512, 1024), "q3": (1024, 1536), "q4": (1536, math.inf)}
 """The length quartiles, in tokens of the relevant document: above the first bound, up to the second."""
 BINS = tuple(f"bin{number:02d}" for number in range(N_BINS))
+
+
+def files_of(languages: Iterable[str], domains: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Returns the patterns of the files of some languages, and of all domains or of those that are named."""
+    chosen = ["*"] if domains is None else list(domains)
+    return tuple(f"{language}/{domain}/*" for language in dict.fromkeys(languages) for domain in chosen)
 
 
 def read_posir(
@@ -54,13 +66,13 @@ def find_domains(folder: Path, domains: Sequence[str] | None = None) -> list[str
     if domains is None:
         return found
     if unknown := [domain for domain in domains if domain not in found]:
-        near = difflib.get_close_matches(unknown[0], found, cutoff=0.3)
+        near = nearest_names(unknown[0], found)
         raise ValueError(f"domains: {unknown} are not in {folder}; the nearest to {unknown[0]!r} are {near}")
     return list(domains)
 
 
 def _read_domain(data: PositionData, folder: Path, corpus_folder: Path) -> None:
-    part = f"{folder.name}/"
+    part = folder.name + PART_END
     path = corpus_folder / "corpus.parquet"
     for row in read_rows(path, ["_id", "text"]):
         data.add_document(part + check_id(row["_id"], path), row["text"], where=path)

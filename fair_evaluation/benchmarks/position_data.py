@@ -10,6 +10,8 @@ from typing import Any
 
 logger = logging.getLogger("fair_evaluation")
 _NAMED = 5
+PART_END = "/"
+"""Ends the name of the part that an id starts with, in a benchmark whose parts are searched by themselves."""
 
 
 @dataclass(kw_only=True)

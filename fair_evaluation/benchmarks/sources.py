@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
@@ -23,6 +24,25 @@ _ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _OTHER_DATA = (".arrow", ".bz2", ".csv", ".gz", ".tsv", ".xz", ".zip", ".zst")
 _NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # written by `datasets`
 _EXPECTED = f"expected files that end in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubDataset:
+    """Where the data of a benchmark come from.
+
+    Attributes:
+        name: The name of its folder in the one that the environment variable ``MTEB_FAIR_DATA`` names.
+        repository: Its name on the hub.
+        revision: The commit or branch that is read from the hub.
+        patterns: The files to download.
+        url: The paper.
+    """
+
+    name: str
+    repository: str
+    revision: str
+    patterns: tuple[str, ...] = ("*.parquet", "*.jsonl")
+    url: str
 
 
 def local_folder(dataset: str) -> Path | None:

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fair_evaluation.benchmarks.position_data import PositionData
-from fair_evaluation.benchmarks.sources import check_id, check_numbers, data_files, read_rows
+from fair_evaluation.benchmarks.sources import HubDataset, check_id, check_numbers, data_files, read_rows
 
-REPOSITORY, REVISION = "rajpurkar/squad_v2", "3ffb306f725f7d2ce8394bc1873b24868140c412"
-PATTERNS = ("*.parquet", "*.jsonl")
+SOURCE = HubDataset(
+    name="SQuAD-PosQ",
+    repository="rajpurkar/squad_v2",
+    revision="3ffb306f725f7d2ce8394bc1873b24868140c412",
+    url="https://arxiv.org/abs/2505.13950",
+)
 EDGES = (0, 100, 200, 300, 400, 500)
 GROUPS = tuple(f"{edge}+" for edge in EDGES)
 _PARTS = ("train", "validation")

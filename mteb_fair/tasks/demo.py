@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fair_evaluation.benchmarks.position_data import PositionData
+from fair_evaluation.benchmarks.position_data import PART_END, PositionData
 from fair_evaluation.position_collections import PLACES, build_collections, load_passages
 from mteb_fair.scores import Grouping
-from mteb_fair.tasks.partitioned_search import SEPARATOR
 from mteb_fair.tasks.position_task import PositionTask, build_metadata
 
 
@@ -38,7 +37,7 @@ class PositionDemoRetrieval(PositionTask):
         """Builds the documents from the embedded passages."""
         data = PositionData()
         for rotation, collection in enumerate(build_collections(load_passages())):
-            part = f"rotation{rotation}{SEPARATOR}"
+            part = f"rotation{rotation}{PART_END}"
             for document in collection.documents:
                 data.add_document(part + document["docno"], document["text"], where=self.metadata.name)
             for query in collection.queries:

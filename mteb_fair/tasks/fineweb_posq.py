@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fair_evaluation.benchmarks.fineweb_posq import PATTERNS, REPOSITORY, REVISION, read_fineweb_posq
+from fair_evaluation.benchmarks.fineweb_posq import SOURCE, read_fineweb_posq
 from fair_evaluation.benchmarks.position_data import PositionData
 from fair_evaluation.position_collections import PLACES
 from mteb_fair.scores import Grouping
@@ -18,8 +18,8 @@ class FineWebPosQ(PositionTask):
             "Questions generated from a span at the beginning, in the middle or at the end of a web page of 500 to "
             "1024 words. A question counts in each of the places that its span touches."
         ),
-        reference="https://arxiv.org/abs/2505.13950",
-        dataset={"path": REPOSITORY, "revision": REVISION},
+        reference=SOURCE.url,
+        dataset={"path": SOURCE.repository, "revision": SOURCE.revision},
         date=("2024-01-01", "2025-12-31"),
         domains=["Web", "Written"],
         license="not specified",
@@ -33,8 +33,8 @@ class FineWebPosQ(PositionTask):
 """,
     )
     groupings = (Grouping(name="", groups=PLACES),)
-    dataset_name = "FineWeb-PosQ"
+    dataset_name = SOURCE.name
 
     def read(self, subset: str) -> PositionData:  # noqa: ARG002
         """Reads all data files."""
-        return read_fineweb_posq(self.folder(*PATTERNS))
+        return read_fineweb_posq(self.folder(*SOURCE.patterns))

@@ -16,8 +16,8 @@ from fair_evaluation.benchmarks.posir import (
     LANGUAGES,
     N_DOMAINS,
     QUARTILES,
-    REPOSITORY,
-    REVISION,
+    SOURCE,
+    files_of,
     find_domains,
     read_posir,
 )
@@ -33,8 +33,8 @@ GROUPINGS = (
 )
 """All lengths together, then one for each quartile."""
 _SHARED: dict[str, Any] = {
-    "reference": "https://arxiv.org/abs/2601.08363",
-    "dataset": {"path": REPOSITORY, "revision": REVISION},
+    "reference": SOURCE.url,
+    "dataset": {"path": SOURCE.repository, "revision": SOURCE.revision},
     "date": ("2025-01-01", "2026-01-31"),
     "domains": ["Web", "Written"],
     "license": "not specified",
@@ -62,7 +62,7 @@ class PosIR(PositionTask):
         **_SHARED,
     )
     groupings = GROUPINGS
-    dataset_name = "PosIR"
+    dataset_name = SOURCE.name
     partitioned = True
     corpus_language: ClassVar[str | None] = None
 
@@ -111,8 +111,7 @@ class PosIR(PositionTask):
         """Reads the chosen domains of a language. Ids start with the domain."""
         language = self.metadata.hf_subsets_to_langscripts[subset][0]
         corpus_language = self.corpus_language or language
-        languages = dict.fromkeys([language, corpus_language])
-        folder = self.folder(*(f"{name}/{domain}/*" for name in languages for domain in self.domains or ("*",)))
+        folder = self.folder(*files_of([language, corpus_language], self.domains))
         domains = find_domains(folder / language, self.domains)
         if self.data_folder is None and self.domains is None and len(domains) < N_DOMAINS:
             logger.warning(

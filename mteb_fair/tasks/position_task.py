@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partialmethod
@@ -17,15 +16,13 @@ from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.timing import TimingStack
 
+from fair_calibration.model_source import is_commit
 from fair_evaluation.benchmarks.position_data import PositionData
 from fair_evaluation.benchmarks.sources import fingerprint, hub_folder
 from mteb_fair.scores import METRIC, SCORE, Grouping, score_groups
 from mteb_fair.tasks.partitioned_search import PartitionedSearch
 
 SPLIT = "test"
-
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class OtherLanguagesError(ValueError):
@@ -106,7 +103,7 @@ class PositionTask(AbsTaskRetrieval):
             if len(given) > 1:
                 raise ValueError(f"revision: the data in a folder have none, got {revision!r} with {data_folder!r}")
         if revision is not None:
-            if not isinstance(revision, str) or _COMMIT.fullmatch(revision) is None:
+            if not is_commit(revision):
                 raise ValueError(
                     f"revision: expected a commit of {whole.metadata.dataset['path']}, 40 hexadecimal digits, since "
                     f"branches and tags move, got {revision!r}"

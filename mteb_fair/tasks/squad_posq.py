@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fair_evaluation.benchmarks.position_data import PositionData
-from fair_evaluation.benchmarks.squad_posq import GROUPS, PATTERNS, REPOSITORY, REVISION, read_squad_posq
+from fair_evaluation.benchmarks.squad_posq import GROUPS, SOURCE, read_squad_posq
 from mteb_fair.scores import Grouping
 from mteb_fair.tasks.position_task import PositionTask, build_metadata
 
@@ -17,8 +17,8 @@ class SQuADPosQ(PositionTask):
             "The answerable questions of SQuAD v2 over all its paragraphs, grouped by the character at which the "
             "answer starts: from 0, 100, 200, 300, 400 and 500 on."
         ),
-        reference="https://arxiv.org/abs/2505.13950",
-        dataset={"path": REPOSITORY, "revision": REVISION},
+        reference=SOURCE.url,
+        dataset={"path": SOURCE.repository, "revision": SOURCE.revision},
         date=("2016-01-01", "2018-12-31"),
         domains=["Encyclopaedic", "Written"],
         license="cc-by-sa-4.0",
@@ -33,8 +33,8 @@ class SQuADPosQ(PositionTask):
 """,
     )
     groupings = (Grouping(name="", groups=GROUPS),)
-    dataset_name = "SQuAD-PosQ"
+    dataset_name = SOURCE.name
 
     def read(self, subset: str) -> PositionData:  # noqa: ARG002
         """Reads the files with "train" or "validation" in their names."""
-        return read_squad_posq(self.folder(*PATTERNS))
+        return read_squad_posq(self.folder(*SOURCE.patterns))
