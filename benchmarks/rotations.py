@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,10 @@ from encode import processor_name, software
 from numpy.typing import NDArray
 
 from fair_evaluation import PositionEvaluation, evaluate_positions, psi_test
-from fair_evaluation.cutting import TokenCounter, token_counter
-from fair_evaluation.position_collections import Passage, Question
+from fair_evaluation.cutting import token_counter
+from fair_evaluation.position_collections import Passage, PositionCollection, Question, rotate_places
 from fair_evaluation.resampling import add_up_units, draw_weights
-from fair_evaluation.sentences import sentence_spans
+from fair_evaluation.sentences import excerpt
 
 N_RESAMPLES = 2000
 N_SEARCHES = 400  # random orders in which passages are grouped; the one with the most documents is used
@@ -43,7 +42,9 @@ class Rotations(NamedTuple):
     """R rotations of N documents, and Q questions that are put to each rotation.
 
     Attributes:
-        texts: R * N texts, rotation after rotation.
+        collections: The R rotations; what stands at place i of a document in the first stands at (i + r) mod R in
+            rotation r.
+        texts: Their R * N texts, rotation after rotation.
         n_tokens: The mean number of tokens of a text, without special tokens.
         questions: Q questions.
         passages: The id of the passage that answers each.
@@ -52,6 +53,7 @@ class Rotations(NamedTuple):
         n_places: R, the number of rotations and of passages in a document.
     """
 
+    collections: list[PositionCollection]
     texts: list[str]
     n_tokens: float
     questions: list[Question]
@@ -101,10 +103,11 @@ def build_rotations(passages: Sequence[Passage], geometry: Geometry, tokenizer: 
     groups = _group([(passage, n) for passage, n in sized if n >= geometry.least], geometry, seed)
     if not groups:
         raise ValueError(f"passages: no {geometry.n_places} passages of different articles make a document: {geometry}")
-    turned = [[group[-r % len(group) :] + group[: -r % len(group)] for group in groups] for r in range(len(groups[0]))]
-    texts = ["\n\n".join(passage.text for passage in group) for rotation in turned for group in rotation]
+    collections = rotate_places([[[passage] for passage in group] for group in groups])
+    texts = [document["text"] for collection in collections for document in collection.documents]
     asked = [(q, p, d, i) for d, group in enumerate(groups) for i, p in enumerate(group) for q in p.questions]
     return Rotations(
+        collections=collections,
         texts=texts,
         n_tokens=float(np.mean([count(text) for text in texts])),
         questions=[question for question, _, _, _ in asked],
@@ -113,27 +116,6 @@ def build_rotations(passages: Sequence[Passage], geometry: Geometry, tokenizer: 
         indices=np.array([index for _, _, _, index in asked]),
         n_places=geometry.n_places,
     )
-
-
-def excerpt(passage: Passage, most: int, count: TokenCounter) -> Passage | None:
-    """Returns consecutive whole sentences of at most ``most`` tokens that answer the most questions of a passage.
-
-    Among excerpts that answer equally many, the longest is taken, and then the first. None where no excerpt fits.
-    """
-    if count(passage.text) <= most:
-        return passage
-    spans = sentence_spans(passage.text)
-    best, best_key = None, (0, 0)
-    for i, (start, _) in enumerate(spans):
-        for _, end in spans[i:]:
-            if count(passage.text[start:end]) > most:
-                break
-            kept = [q for q in passage.questions if start <= q.answer_start and q.answer_start + len(q.answer) <= end]
-            if kept and (len(kept), end - start) > best_key:
-                best_key = (len(kept), end - start)
-                questions = tuple(replace(q, answer_start=q.answer_start - start) for q in kept)
-                best = replace(passage, text=passage.text[start:end].strip(), questions=questions)
-    return best
 
 
 def _group(sized: Sequence[tuple[Passage, int]], geometry: Geometry, seed: int) -> list[list[Passage]]:
@@ -158,6 +140,17 @@ def _group(sized: Sequence[tuple[Passage, int]], geometry: Geometry, seed: int) 
         if len(groups) > len(best):
             best = groups
     return best
+
+
+def describe(result: PositionEvaluation) -> dict[str, Any]:
+    """Returns nDCG@10 and PSI with their 95 % intervals, and nDCG@10 by place, as records have them."""
+    return {
+        "ndcg": result.mean,
+        "ndcg_interval": list(result.intervals["mean"]),
+        "psi": result.psi,
+        "psi_interval": list(result.intervals["psi"]),
+        "places": [float(value) for value in result.groups["mean"]],
+    }
 
 
 def compare(result: PositionEvaluation, base: PositionEvaluation) -> dict[str, Any]:

@@ -17,13 +17,11 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import transformers
-from encoders import ENCODERS, encoder_facts, load_encoder
-from rotations import Record, build_rotations, markdown
+from encoders import ENCODERS, encoder_facts
+from rotations import Record, markdown
 from sentence_transformers import SentenceTransformer
-from ways import GEOMETRIES, OWN, PLAIN, PUBLISHED, SEED, study_parser
+from ways import GEOMETRIES, OWN, PLAIN, PUBLISHED, collections, study_parser
 
-from fair_evaluation.position_collections import load_passages
 from fair_evaluation.tuning import tune
 
 WAYS = {0.0: PLAIN, 0.5: PUBLISHED, 0.75: "strength .75", 1.0: "strength 1"}
@@ -38,20 +36,12 @@ def main() -> None:
     record = Record(args.record)
     source = args.passages.stem if args.passages else OWN
     if not args.table:
-        transformers.utils.logging.disable_progress_bar()
-        for encoder in args.encoder or ENCODERS:
-            model = load_encoder(encoder)
-            for geometry in GEOMETRIES:
-                try:
-                    data = build_rotations(load_passages(args.passages), GEOMETRIES[geometry], model, SEED)
-                except ValueError as error:  # the project's passages are too short for 2 x 220
-                    print(f"{encoder}, {source}, {geometry}: left out, {error}")
-                    continue
-                for seed in args.seed or [0]:
-                    key = {"encoder": encoder, "passages": source, "geometry": geometry, "seed": seed}
-                    texts = data.texts[: data.n_documents]
-                    row = record.get(key, partial(_tune, model, texts, seed, encoder))
-                    print(key, row["chosen"], flush=True)
+        for study in collections(args, GEOMETRIES):
+            texts = study.data.texts[: study.data.n_documents]
+            for seed in args.seed or [0]:
+                key = {**study.where, "seed": seed}
+                row = record.get(key, partial(_tune, study.model, texts, seed, study.where["encoder"]))
+                print(key, row["chosen"], flush=True)
     print(table(record, Record(WAYS_RECORD), source))
 
 

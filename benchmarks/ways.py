@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -28,7 +28,7 @@ import numpy as np
 import transformers
 from encoders import ENCODERS, encoder_facts, load_encoder
 from numpy.typing import NDArray
-from rotations import Geometry, Record, Rotations, build_rotations, compare, markdown
+from rotations import Geometry, Record, Rotations, build_rotations, compare, describe, markdown
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
@@ -67,11 +67,10 @@ def main() -> None:
     args = parser.parse_args()
     record = Record(args.record)
     if not args.table:
-        transformers.utils.logging.disable_progress_bar()
-        for name in args.encoder or ENCODERS:
-            model = load_encoder(name)
-            for geometry in args.geometry or GEOMETRIES:
-                _measure(record, name, model, geometry, args.passages)
+        for study in collections(args, {name: GEOMETRIES[name] for name in args.geometry or GEOMETRIES}):
+            bench = Bench(study.model, study.data)
+            for way in tqdm(WAYS, desc=" ".join(study.where.values()), unit="way", mininterval=5):
+                record.get({**study.where, "way": way}, partial(_row, bench, way, study.facts))
     print(tables(record, args.base))
 
 
@@ -85,35 +84,48 @@ def study_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(record: Record, encoder: str, model: SentenceTransformer, geometry: str, path: Path | None) -> None:
-    """Measures all ways with one encoder on documents of one geometry."""
-    where = {"encoder": encoder, "passages": path.stem if path else OWN, "geometry": geometry}
-    try:
-        data = build_rotations(load_passages(path), GEOMETRIES[geometry], model, SEED)
-    except ValueError as error:  # the project's passages are too short for 2 x 220
-        print(f"{where}: left out, {error}")
-        return
-    bench = Bench(model, data)
-    sizes = {"documents": data.n_documents, "questions": len(data.questions), "tokens": data.n_tokens, "seed": SEED}
-    facts = sizes | encoder_facts(encoder)
-    for way in tqdm(WAYS, desc=" ".join(where.values()), unit="way", mininterval=5):
-        record.get({**where, "way": way}, partial(_row, bench, way, facts))
+class Study(NamedTuple):
+    """One collection of a study, as one encoder reads it.
+
+    Attributes:
+        where: The encoder, the passages and the geometry, by which a record finds results.
+        model: The encoder.
+        data: The documents and questions.
+        facts: Their numbers, the seed, and where the encoder comes from, for the record.
+    """
+
+    where: dict[str, str]
+    model: SentenceTransformer
+    data: Rotations
+    facts: dict[str, Any]
+
+
+def collections(args: argparse.Namespace, geometries: Mapping[str, Geometry]) -> Iterator[Study]:
+    """Makes the collections of a study; a geometry for which the passages are too short is left out, and named.
+
+    Args:
+        args: The arguments of `study_parser`.
+        geometries: The geometries by name.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    passages = load_passages(args.passages)
+    for encoder in args.encoder or ENCODERS:
+        model = load_encoder(encoder)
+        for name, geometry in geometries.items():
+            where = {"encoder": encoder, "passages": args.passages.stem if args.passages else OWN, "geometry": name}
+            try:
+                data = build_rotations(passages, geometry, model, SEED)
+            except ValueError as error:
+                print(f"{where}: left out, {error}")
+                continue
+            sizes = {"documents": data.n_documents, "questions": len(data.questions), "tokens": data.n_tokens}
+            yield Study(where, model, data, {**sizes, "seed": SEED, **encoder_facts(encoder)})
 
 
 def _row(bench: Bench, way: str, facts: dict[str, Any]) -> dict[str, Any]:
     result = bench.evaluate(way)
-    places = [float(value) for value in result.groups["mean"]]
-    return {
-        "ndcg": result.mean,
-        "ndcg_interval": list(result.intervals["mean"]),
-        "psi": result.psi,
-        "psi_interval": list(result.intervals["psi"]),
-        "places": places,
-        "harmonic_mean": harmonic_mean(places),
-        "to_plain": compare(result, bench.plain),
-        "to_published": compare(result, bench.published),
-        **facts,
-    }
+    row = bench.describe(result)
+    return {**row, "harmonic_mean": harmonic_mean(row["places"]), **facts}
 
 
 class Bench:
@@ -125,12 +137,12 @@ class Bench:
     @cached_property
     def plain(self) -> PositionEvaluation:
         """The plain model, which the others are compared with."""
-        return self._evaluate_vectors(PLAIN, self.model)
+        return self._evaluate_model(PLAIN, self.model)
 
     @cached_property
     def published(self) -> PositionEvaluation:
         """The published default, which the others are compared with."""
-        return self._evaluate_vectors(PUBLISHED, calibrate(self.model, SETTINGS[PUBLISHED]))
+        return self._evaluate_model(PUBLISHED, calibrate(self.model, SETTINGS[PUBLISHED]))
 
     def evaluate(self, way: str) -> PositionEvaluation:
         """Evaluates one of `WAYS`."""
@@ -138,13 +150,22 @@ class Bench:
         if way in kept:
             return kept[way]()
         if way in SETTINGS:
-            return self._evaluate_vectors(way, calibrate(self.model, SETTINGS[way]))
+            return self._evaluate_model(way, calibrate(self.model, SETTINGS[way]))
         join: Callable[[Array], Array] = _average if way == AVERAGE else lambda chunks: chunks
         similarities = [(self._queries @ join(chunks).T).max(axis=1) for chunks in self._chunks]
         return self.data.evaluate(np.stack(similarities, axis=1), name=way)
 
-    def _evaluate_vectors(self, name: str, model: SentenceTransformer) -> PositionEvaluation:
-        return self.data.evaluate(self._queries @ _encode(model, self.data.texts).T, name=name)
+    def describe(self, result: PositionEvaluation) -> dict[str, Any]:
+        """Returns a result as records have it, with differences to the plain model and to the published default."""
+        differences = {"to_plain": compare(result, self.plain), "to_published": compare(result, self.published)}
+        return describe(result) | differences
+
+    def evaluate_vectors(self, name: str, vectors: Array) -> PositionEvaluation:
+        """Evaluates one vector for each text of the collection, shape (R * N, D)."""
+        return self.data.evaluate(self._queries @ vectors.T, name=name)
+
+    def _evaluate_model(self, name: str, model: SentenceTransformer) -> PositionEvaluation:
+        return self.evaluate_vectors(name, encode_documents(model, self.data.texts))
 
     @cached_property
     def _queries(self) -> Array:
@@ -155,11 +176,12 @@ class Bench:
     def _chunks(self) -> list[Array]:
         """The chunk vectors of each text, each of shape (C, D)."""
         chunks = [cut_chunks(self.model, text) for text in self.data.texts]
-        vectors = _encode(self.model, [chunk for cut in chunks for chunk in cut])
+        vectors = encode_documents(self.model, [chunk for cut in chunks for chunk in cut])
         return np.split(vectors, np.cumsum([len(cut) for cut in chunks])[:-1])
 
 
-def _encode(model: SentenceTransformer, texts: list[str]) -> Array:
+def encode_documents(model: SentenceTransformer, texts: list[str]) -> Array:
+    """Returns vectors of unit length, shape (N, D)."""
     vectors = model.encode_document(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
     return np.asarray(vectors)
 
@@ -217,17 +239,19 @@ def _cells(row: dict[str, Any] | None, base: str) -> list[str]:
     """Returns nDCG@10 and PSI of a result, each with its difference to the base and the interval of that."""
     if row is None:
         return ["", ""]
-    return [_cell(row[name], row[f"to_{base}"][name]) for name in ("ndcg", "psi")]
+    return [cell(row[name], row[f"to_{base}"][name]) for name in ("ndcg", "psi")]
 
 
-def _cell(value: float, difference: list[float]) -> str:
+def cell(value: float, difference: list[float]) -> str:
+    """Returns a value with its difference to a base and the interval of that, for tables; the base has none."""
     if not any(difference):
-        return _number(value)
-    gain, low, high = (_number(number, "+") for number in difference)
-    return f"{_number(value)} ({gain} [{low}, {high}])"
+        return number(value)
+    gain, low, high = (number(each, "+") for each in difference)
+    return f"{number(value)} ({gain} [{low}, {high}])"
 
 
-def _number(value: float, sign: str = "") -> str:
+def number(value: float, sign: str = "") -> str:
+    """Returns a number as the tables have it, without the zero in front."""
     return f"{value:{sign}.3f}".replace("0.", ".", 1)
 
 

@@ -56,6 +56,33 @@ KINDS = """
 Refused with any transformer: sparse encoders, late-interaction models (ColBERT, `MultiVectorEncoder`,
 PyLate), cross-encoders, static embeddings, bags of words, and CLIP's own module. With weighted-mean, max and
 concatenated pooling you have to say which rows to calibrate, such as `FairConfig(pooling="mean")`.
+
+## Recent models by name
+
+With MTEB, `mteb_fair.FairEncoder` and `register_model` take the names of MTEB's registry, and use its revision, prompts
+or instructions, and arguments for loading ([MTEB](mteb.md#what-is-calibrated)). The models are not tested, as
+tests download nothing, but their architectures are, as above.
+
+| name | architecture | prompts | tokens |
+| --- | --- | --- | --- |
+| `lightonai/DenseOn` | ModernBERT, cls | the model's own, `query: ` and `document: ` | 512, see below |
+| `lightonai/mDenseOn` | ModernBERT (mmBERT) | the model's own | the model's own |
+| `google/embeddinggemma-300m` | Gemma 3, bidirectional | the model's own, by task | 2048 |
+| `microsoft/harrier-oss-v1-270m`, `-27b` | Gemma 3 | MTEB's instructions for queries | the model's own |
+| `microsoft/harrier-oss-v1-0.6b` | Qwen3 | MTEB's instructions for queries | the model's own |
+| `codefuse-ai/F2LLM-v2-*` | see their cards | MTEB's instructions for queries | 8192 |
+| `lightonai/LateOn`, `lightonai/mLateOn` | ModernBERT | refused: a vector for each token | |
+
+Models that MTEB does not list, such as the PolDense family (`OPI-PIB/...`), are loaded by their Hugging Face names with
+the prompts and the length that they are saved with.
+
+Some models are saved with a shorter limit than their architecture has. DenseOn's card (commit 41b4bba) states 512
+tokens, and its backbone ModernBERT reads 8192. What is cut off cannot be found: `model.counts.truncated` counts such
+documents, and `max_seq_length=8192` raises the limit. How well a model reads texts longer than those it was trained on
+is another question.
+
+In ModernBERT and Gemma 3 most layers see only a window of tokens: see
+[Layers that see only a window](settings.md#layers-that-see-only-a-window).
 """
 
 

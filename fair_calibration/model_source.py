@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT = 10.0  # seconds
 _FILES = ("modules.json", "config.json")  # every model has one of them
 
@@ -22,6 +23,11 @@ class ModelNotFoundError(ValueError):
 def is_hub_name(name: str) -> bool:
     """Returns whether a text has the form of a model's name on the hub: "model" or "owner/model"."""
     return _HUB_NAME.fullmatch(name) is not None
+
+
+def is_commit(revision: object) -> bool:
+    """Returns whether a revision is a full commit on the hub, which never moves, and no branch or tag."""
+    return isinstance(revision, str) and _COMMIT.fullmatch(revision) is not None
 
 
 def find_model(

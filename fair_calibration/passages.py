@@ -41,15 +41,15 @@ def cut_passages(model: SentenceTransformer, text: str, *, chunk_size: int = 128
     return [text]
 
 
-def check_chunk_size(model: SentenceTransformer, chunk_size: int) -> None:
-    """Checks that passages of ``chunk_size`` tokens are not truncated by the model.
+def check_chunk_size(model: SentenceTransformer, chunk_size: int, *, setting: str = "chunk_size") -> None:
+    """Checks that passages of ``chunk_size`` tokens are not truncated by the model; errors call it ``setting``.
 
     Raises:
         TypeError: ``chunk_size`` is not an integer.
         ValueError: ``chunk_size`` is below 1, or does not fit into ``max_seq_length`` together with the model's prompt
             for documents and its special tokens.
     """
-    validate_positive_int("chunk_size", chunk_size)
+    validate_positive_int(setting, chunk_size)
     limit = model.max_seq_length
     if limit is None or not has_limit(limit):
         return
@@ -57,7 +57,7 @@ def check_chunk_size(model: SentenceTransformer, chunk_size: int) -> None:
     n_others = int(sequence_lengths(features).sum())
     if chunk_size + n_others > limit:
         raise ValueError(
-            f"chunk_size: expected at most {limit - n_others}, as the model reads {limit} tokens (max_seq_length), of "
+            f"{setting}: expected at most {limit - n_others}, as the model reads {limit} tokens (max_seq_length), of "
             f"which the prompt and special tokens take {n_others}, got {chunk_size}"
         )
 

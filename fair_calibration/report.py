@@ -125,6 +125,8 @@ class Summary:
         counts: What became of the documents so far.
         max_seq_length: The number of tokens at which documents are truncated.
         pooled_row_only: Whether the last layer is computed for the pooled rows alone.
+        windows: For each calibrated layer, the distance in tokens from which on tokens do not see each other. None
+            where all do, and for models whose attention is intercepted, where it is not known.
         kernel: What computes the calibrated rows: "torch", or "triton", which has not been run on a GPU yet.
     """
 
@@ -137,6 +139,7 @@ class Summary:
     counts: DocumentCounts
     max_seq_length: int | None
     pooled_row_only: bool = False
+    windows: tuple[int | None, ...] = ()
     kernel: str = "torch"
 
     def __str__(self) -> str:
@@ -156,6 +159,7 @@ class Summary:
             [
                 f"{self.model}: strength {config.strength}, baskets of {config.basket_size} tokens",
                 f"  layers     {_spans(self.layers)} of {self.n_layers} ({', '.join(sorted(set(self.modules)))})",
+                *self._describe_windows(),
                 f"  rows       {rows}" + ("; the last layer is computed for no other" if self.pooled_row_only else ""),
                 f"  isolated   {isolated}"
                 + ("" if config.isolate == "none" else f", keeping {share}")
@@ -171,6 +175,21 @@ class Summary:
                 ),
             ]
         )
+
+    def _describe_windows(self) -> list[str]:
+        """Returns a line for each window that the calibrated layers have and that is smaller than a document may be."""
+        config, limit, lines = self.config, self.max_seq_length, []
+        for window in sorted({window for window in self.windows if window is not None}):
+            if limit is not None and has_limit(limit) and window >= limit:
+                continue
+            layers = tuple(i for i, own in zip(self.layers, self.windows, strict=True) if own == window)
+            line = f"  local      in {_spans(layers)} a token sees only those fewer than {window} positions away"
+            n_content = window if config.isolate == "none" else window - 1  # that the first token sees
+            own_share = config.isolate == "none" or config.isolated_share == "preserve"
+            if config.pooling == "cls" and own_share and n_content <= config.basket_size:
+                line += "; for the first token that is one basket, so these layers stay as they are"
+            lines.append(line)
+        return lines
 
 
 def describe_documents(counts: DocumentCounts, max_seq_length: int | None, *, done: str, least: int) -> str:

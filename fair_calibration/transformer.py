@@ -70,7 +70,7 @@ class FairTransformer(DocumentTransformer):
         config = self.resolved_config()
         device = getattr(model, "device", self.model.device)  # the first parameter of an offloaded model is on "meta"
         discovery = discover(self.model, self.state.base_implementation, partial(self._run_probe, device))
-        config.select_layers(len(discovery.modules))  # raises an error now if the model has fewer layers
+        _select_layers(config, discovery)  # raises an error now if the settings do not fit the model's layers
         self.state.discovery = discovery
 
     def use_pooled_row_only(self, model: nn.Module) -> None:
@@ -80,7 +80,9 @@ class FairTransformer(DocumentTransformer):
             ValueError: Other rows are read as well, the last layer is not calibrated, or the model is not suited to it.
         """
         config, discovery = self._require_ready()
-        check_only_pooled_rows_are_read(config, self.state.followers, len(discovery.modules))
+        n_layers = len(discovery.modules)
+        layers = _select_layers(config, discovery)
+        check_only_pooled_rows_are_read(config, self.state.followers, layers=layers, n_layers=n_layers)
         if self.can_flatten_inputs:
             raise ValueError(
                 "pooled_row_only: flash attention runs over batches without padding, for which it is not available; "
@@ -124,7 +126,7 @@ class FairTransformer(DocumentTransformer):
     ) -> torch.Tensor:
         """Runs the probe with calibrated attention, given its attention mask (B, L); ``config`` is resolved."""
         discovery = cast(Discovery, self.state.discovery)
-        layers = frozenset(config.select_layers(len(discovery.modules)))
+        layers = frozenset(_select_layers(config, discovery))
         calibrated_pass = CalibratedPass(layers, build_baskets(mask, config).to(mask.device), config, rows, kernel)
         with discovery.handle(calibrated_pass, mask), rows or nullcontext():
             return self._run_probe(device).output
@@ -185,19 +187,20 @@ class FairTransformer(DocumentTransformer):
         counts = DocumentCounts(sum(baskets.is_calibrated), mask.shape[0] - sum(baskets.is_calibrated))
         if not counts.calibrated:
             return self.encode_queries(features, **kwargs), counts
-        rows = None
+        rows, layers, n_layers = None, _select_layers(config, discovery), len(discovery.modules)
         # `PooledRows` needs padded input, with B and L that differ.
         if self.is_pooled_row_only and OFFSETS not in features and mask.shape[0] != mask.shape[1]:
-            check_only_pooled_rows_are_read(config, self.state.followers, len(discovery.modules))
+            check_only_pooled_rows_are_read(config, self.state.followers, layers=layers, n_layers=n_layers)
             rows = PooledRows(baskets.pooled, mask.shape[1])
-        layers = frozenset(config.select_layers(len(discovery.modules)))
-        calibrated_pass = CalibratedPass(layers, baskets, replace(config, strength=strength), rows, self.kernel)
+        calibrated_pass = CalibratedPass(
+            frozenset(layers), baskets, replace(config, strength=strength), rows, self.kernel
+        )
         with discovery.handle(calibrated_pass, mask), rows or nullcontext():
             result = Transformer.forward(self, features, **kwargs)
-        if calibrated_pass.n_calls != len(discovery.modules):
+        if calibrated_pass.n_calls != n_layers:
             raise ValueError(
                 f"{model_name(self.model)} made {calibrated_pass.n_calls} attention calls instead of the "
-                f"{len(discovery.modules)} recorded. Was its attn_implementation changed, or layers added? "
+                f"{n_layers} recorded. Was its attn_implementation changed, or layers added? "
                 "Calibrate the model again"
             )
         if rows is not None:
@@ -244,13 +247,14 @@ class FairTransformer(DocumentTransformer):
     def summary(self) -> Summary:
         """Returns which layers, rows and mechanism are in use, and how many documents were encoded."""
         config, discovery = self._require_ready()
-        layers = config.select_layers(len(discovery.modules))
+        layers = _select_layers(config, discovery)
         return Summary(
             model=model_name(self.model),
             config=config,
             n_layers=len(discovery.modules),
             layers=layers,
             modules=tuple(discovery.modules[i] for i in layers),
+            windows=tuple(discovery.windows[i] for i in layers) if discovery.windows else (None,) * len(layers),
             mechanism=discovery.mechanism,
             kernel=self.kernel,
             pooled_row_only=self.is_pooled_row_only,
@@ -262,3 +266,7 @@ class FairTransformer(DocumentTransformer):
         # A worker process has not registered our attention functions yet.
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         register_implementations(self.state.base_implementation)
+
+
+def _select_layers(config: FairConfig, discovery: Discovery) -> tuple[int, ...]:
+    return config.select_layers(len(discovery.modules), windows=discovery.windows)

@@ -1,4 +1,4 @@
-"""Takes sentences out of passages to use them as queries; a simple rule finds the sentences.
+"""Takes sentences out of passages to use them as queries, and shortens passages; a simple rule finds the sentences.
 
 A sentence ends at one of . ! ? or an ellipsis, and the closing quotes and brackets after it, if white space follows and
 then no lowercase letter; at the fullwidth forms of these marks and the ideographic full stop, also without white space;
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from fair_evaluation.cutting import TokenCounter
 from fair_evaluation.position_collections import Passage, Question
 
 _END = re.compile(r"""[.!?…]+["'”’»)\]]*\s+|[。！？]+["”’」』）]*\s*|\n[^\S\n]*\n\s*""")  # noqa: RUF001
@@ -56,6 +57,36 @@ def _hold_out(passage: Passage, seed: int, min_characters: int, min_sentences: i
                 question = Question(id=f"{passage.passage_id}-held-out", text=sentence, answer="", answer_start=0)
                 return replace(passage, text=rest, questions=(question,))
     return replace(passage, questions=())
+
+
+def excerpt(passage: Passage, max_tokens: int, count: TokenCounter) -> Passage | None:
+    """Shortens a passage to consecutive whole sentences that answer as many of its questions as possible.
+
+    Among excerpts that answer equally many, the longest is taken, and then the first.
+
+    Args:
+        passage: The passage.
+        max_tokens: The most tokens of an excerpt.
+        count: Returns the number of tokens of a text, as `fair_evaluation.cutting.token_counter` makes it for a model.
+
+    Returns:
+        The passage itself if it is short enough, or an excerpt with the questions that it answers, or None if no
+        excerpt answers any.
+    """
+    if count(passage.text) <= max_tokens:
+        return passage
+    spans = sentence_spans(passage.text)
+    best, best_key = None, (0, 0)
+    for i, (start, _) in enumerate(spans):
+        for _, end in spans[i:]:
+            if count(passage.text[start:end]) > max_tokens:
+                break
+            kept = [q for q in passage.questions if start <= q.answer_start and q.answer_start + len(q.answer) <= end]
+            if kept and (len(kept), end - start) > best_key:
+                best_key = (len(kept), end - start)
+                questions = tuple(replace(q, answer_start=q.answer_start - start) for q in kept)
+                best = replace(passage, text=passage.text[start:end], questions=questions)
+    return best
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -20,12 +20,18 @@ from fair_indexing.shards import Completion, ShardFolder
 NO_SINGLE = "a FlexIndex cannot hold a single one, as its format of docnos (npids) divides by zero"
 
 
-def assemble_flex(build: str | os.PathLike[str] | ShardFolder, out: str | os.PathLike[str]) -> Path:
+def assemble_flex(
+    build: str | os.PathLike[str] | ShardFolder,
+    out: str | os.PathLike[str],
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
     """Assembles an index that `pyterrier_dr.FlexIndex` opens. The folder appears when it is complete.
 
     Args:
         build: A complete build, or its folder.
         out: The new folder of the index.
+        metadata: Other entries of ``pt_meta.json``. With a ``format`` other than "flex", `FlexIndex` does not open it.
 
     Returns:
         The folder.
@@ -61,6 +67,7 @@ def assemble_flex(build: str | os.PathLike[str] | ShardFolder, out: str | os.Pat
             "format": "flex",
             "vec_size": completion.dimension,
             "doc_count": completion.documents,
+            **(metadata or {}),
         }
         with synced_file(folder / "pt_meta.json") as file:
             file.write(json.dumps(meta).encode())

@@ -3,6 +3,7 @@
 from fair_calibration import PRESETS, EvenChunks, FairConfig
 from mteb_fair.encoder import FairEncoder
 from mteb_fair.model_registry import register_model
+from mteb_fair.passage_search import FairPassageSearch
 from mteb_fair.scores import summarize
 from mteb_fair.task_registry import get_tasks, register
 from mteb_fair.tasks import FineWebPosQ, PosIR, PosIRCrossLingual, PositionDemoRetrieval, SQuADPosQ
@@ -13,6 +14,7 @@ __all__ = [
     "EvenChunks",
     "FairConfig",
     "FairEncoder",
+    "FairPassageSearch",
     "FineWebPosQ",
     "PosIR",
     "PosIRCrossLingual",

@@ -18,12 +18,12 @@ from mteb.models.model_implementations import MODEL_REGISTRY
 from mteb.results import TaskResult
 
 from fair_calibration.settings import settings_from_text
+from fair_evaluation.benchmarks.sources import DATA_VARIABLE
 from fair_evaluation.command_arguments import add_settings
 from mteb_fair.loading import is_folder
 from mteb_fair.model_registry import register_model
 from mteb_fair.scores import summarize
 from mteb_fair.task_registry import get_tasks, register
-from mteb_fair.tasks.sources import DATA_VARIABLE
 from mteb_fair.variant import PREFIX
 
 
@@ -75,6 +75,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="Encode texts that are neither queries nor documents (STS, classification...) as the plain model does.",
     )
     group.add_argument("--max-seq-length", type=int, help="The number of tokens at which texts are truncated.")
+    group.add_argument(
+        "--passage-size",
+        type=int,
+        help="Cut documents into passages of at most so many tokens, and rank each by its best passage.",
+    )
     group.add_argument("--base-name", help="The name of a local model, as organization/name.")
     data: Any = commands.choices["run"].add_argument_group("data of position tasks")
     data.add_argument("--domains", nargs="+", help="The domains of PosIR in --tasks, such as law_judiciary.")
@@ -133,7 +138,7 @@ def choose_model(args: argparse.Namespace) -> str:
     if Path(args.model).is_file():
         raise ValueError(f"--model: expected a name or a folder, {args.model!r} is a file")
     options: dict[str, Any] = {"config": None if args.config is None else settings_from_text(args.config)}
-    for name in ("strength", "calibrate_untyped", "max_seq_length", "base_name"):
+    for name in ("strength", "calibrate_untyped", "max_seq_length", "passage_size", "base_name"):
         options[name] = getattr(args, name)
     options = {name: value for name, value in options.items() if value is not None}
     if args.model in MODEL_REGISTRY and not is_folder(args.model) and not options:

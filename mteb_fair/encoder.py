@@ -13,18 +13,20 @@ import numpy as np
 import torch
 from mteb.models import ModelMeta
 from mteb.models.abs_encoder import get_prompt
+from mteb.models.model_implementations import MODEL_REGISTRY
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import DocumentCounts, EvenChunks, FairConfig, Summary, calibrate
 from fair_calibration.even_chunks.report import EvenChunksSummary
 from fair_calibration.fingerprint import changeable_settings
+from fair_calibration.nearest_names import nearest_names
 from fair_calibration.query import task_of_call
 from fair_calibration.settings import Settings, choose_settings, setting_names
 from fair_indexing.stream import encode_stream
+from mteb_fair.instructions import instructions_of
 from mteb_fair.loading import load_base
-from mteb_fair.nearest_names import nearest_names
-from mteb_fair.variant import Variant
+from mteb_fair.variant import Variant, compression_of
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -47,7 +49,8 @@ class FairEncoder:
     STS, classification and clustering, are encoded like documents unless ``calibrate_untyped`` is False; a warning says
     which, once per task. Texts shorter than one basket, or than one chunk, get the vectors of the plain model.
 
-    Prompts, ``max_seq_length``, revision and similarity are those of the base model. `mteb_model_meta` names the base
+    Prompts, ``max_seq_length``, revision and similarity are those of the base model, and by its name in MTEB's registry
+    also the instructions that MTEB has for each task. `mteb_model_meta` names the base
     model and all settings, so that MTEB keeps the results of different settings and weights apart (see `Variant`).
     """
 
@@ -76,7 +79,7 @@ class FairEncoder:
             max_seq_length: The number of tokens at which texts are truncated; None means the model's own.
             embed_dim: The number of dimensions kept of each vector; None means all.
             model_prompts: MTEB's prompts by task name, task type, "query" or "document"; None means those that MTEB's
-                registry has for the name, or else the model's own.
+                registry has for the name, or its instructions for each task, or else the model's own.
             base_name: The name of a local model as "organization/name"; None means "local/<folder>".
             device: The device; a number is that GPU.
             **kwargs: Single settings of ``config``, such as ``strength=0.3``, and arguments for loading a name or a
@@ -117,8 +120,11 @@ class FairEncoder:
             if (dimension := self.model.get_embedding_dimension()) is not None and embed_dim > dimension:
                 raise ValueError(f"embed_dim: expected at most the model's {dimension} dimensions, got {embed_dim}")
             self.model.truncate_dim = embed_dim
+        self._instructions = None
         if model_prompts is not None:
             self.model.prompts = dict(model_prompts)
+        elif not isinstance(model, SentenceTransformer) and self._base.adapted_from in MODEL_REGISTRY:
+            self._instructions = instructions_of(MODEL_REGISTRY[self._base.adapted_from])
         if isinstance(chosen, EvenChunks):
             self.model.preprocess([""], task="document", counted=False)  # a chunk that does not fit is reported now
         self._settings = changeable_settings(self.model)
@@ -157,6 +163,12 @@ class FairEncoder:
     @mteb_model_meta.setter
     def mteb_model_meta(self, meta: ModelMeta) -> None:
         # MTEB sets it when it loads a registered model, and when CompressionWrapper adds experiment settings.
+        added, present = compression_of(meta), compression_of(getattr(self, "_meta", meta))
+        if present and added != present:
+            raise ValueError(
+                f"CompressionWrapper: this encoder is in another one with {present}, whose results would be kept under "
+                f"the name of {added}; make a FairEncoder for each"
+            )
         facts: dict[str, Any] = {"revision": self._base.revision, "adapted_from": self._base.adapted_from}
         facts |= {"max_tokens": self.model.max_seq_length, "embed_dim": self.model.get_embedding_dimension()}
         self._meta = self.variant.identify(meta.model_copy(update=facts))
@@ -201,7 +213,11 @@ class FairEncoder:
                 f"encode_kwargs: {unknown} are not supported, only {list(_ENCODE_KWARGS)}; what changes the "
                 "vectors, such as strength, embed_dim or model_prompts, is an argument of FairEncoder"
             )
-        prompt = get_prompt(self.model.prompts, task_metadata, prompt_type)  # type: ignore[arg-type]
+        prompt: str | None
+        if self._instructions is not None:
+            prompt = self._instructions.prompt(task_metadata, prompt_type)
+        else:
+            prompt = get_prompt(self.model.prompts, task_metadata, prompt_type)  # type: ignore[arg-type]
         task: Any = PromptType(prompt_type).value if prompt_type is not None else None
         strength = None
         if task is None:

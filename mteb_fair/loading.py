@@ -15,9 +15,10 @@ from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairSentenceTransformer, calibrate
 from fair_calibration.fingerprint import fingerprint_model
-from fair_calibration.model_source import ModelNotFoundError, find_commit, is_hub_name
+from fair_calibration.model_source import ModelNotFoundError, find_commit, is_commit, is_hub_name
+from fair_calibration.nearest_names import nearest_names
 from fair_calibration.settings import Settings
-from mteb_fair.nearest_names import nearest_names
+from mteb_fair.instructions import instructions_of, loading_arguments
 
 _SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
 # Arguments of SentenceTransformer that change no vector.
@@ -27,6 +28,13 @@ _LOADING = {
     "trust_remote_code", "model_kwargs", "processor_kwargs", "tokenizer_kwargs", "config_kwargs", "backend",
     "similarity_fn_name", "truncate_dim", "default_prompt_name",
 }  # fmt: skip
+# Kinds of models in MTEB's registry that have no dense vector of a text to calibrate.
+_REFUSED = {
+    "late-interaction": "gives a text one vector for each token (late interaction)",
+    "cross-encoder": "scores pairs of texts and gives no vectors",
+    "sparse": "gives sparse vectors",
+    "hybrid": "joins the results of other models",
+}
 # Folders that training scripts write: their names alone do not tell models apart.
 _TRAINING_FOLDER = re.compile(r"(final|best|last|latest|checkpoints?|epoch|step)?[-_]?\d*", re.IGNORECASE)
 _revisions: dict[str, str] = {}  # of the names used in this process, other than those of hub models
@@ -35,6 +43,24 @@ _revisions: dict[str, str] = {}  # of the names used in this process, other than
 def is_folder(model: object) -> bool:
     """Returns whether ``model`` is a path that exists, and not the name of a model."""
     return isinstance(model, (str, os.PathLike)) and Path(model).exists()
+
+
+def check_listed(name: str) -> None:
+    """Checks that a model, if MTEB knows it, gives texts one dense vector each and can be downloaded.
+
+    Raises:
+        ValueError: It is another kind of model, or its weights are not public.
+    """
+    if (meta := MODEL_REGISTRY.get(name)) is None:
+        return
+    kinds = meta.model_type or []
+    if kinds and not {"dense", "router"}.intersection(kinds):
+        raise ValueError(
+            f"model: {name!r} {_REFUSED.get(kinds[0], kinds[0])}: only models with one dense vector for each text can "
+            "be calibrated; mteb.get_model loads the plain model"
+        )
+    if meta.open_weights is False:
+        raise ValueError(f"model: the weights of {name!r} are not public, so it cannot be calibrated")
 
 
 def load_base(
@@ -57,13 +83,15 @@ def load_base(
         loading: Arguments of SentenceTransformer besides those that MTEB's registry has for the name.
 
     Returns:
-        The model, and metadata with the name, the revision and, as ``adapted_from``, the name that MTEB may know.
+        The model, and metadata with the name, the revision and, as ``adapted_from``, the name that MTEB may know, by
+        which its prompts and instructions are found.
 
     Raises:
         TypeError: ``model`` is not a name, a path or a SentenceTransformer.
         ModelNotFoundError: There is no such folder or model.
         ValueError: ``revision`` or ``loading`` are given with a loaded model, the name of a Hugging Face model has no
-            owner, or another local model was used by the same name in this process.
+            owner, it is not the name of a model with one dense vector for each text, or another local model was used
+            by the same name in this process.
     """
     loading = dict(loading or {})
     commit: str | None = None
@@ -88,8 +116,12 @@ def load_base(
                     f"'sentence-transformers/{path}', or give base_name"
                 )
             if path in MODEL_REGISTRY:
-                revision = revision or MODEL_REGISTRY[path].revision
-                listed = {k: v for k, v in MODEL_REGISTRY[path].loader_kwargs.items() if k in _LOADING}
+                check_listed(path)
+                known = MODEL_REGISTRY[path]
+                revision = revision or known.revision
+                listed = {k: v for k, v in known.loader_kwargs.items() if k in _LOADING}
+                if instructions_of(known) is not None:
+                    listed |= loading_arguments(known)
             revision = commit = commit_of(path, revision, token=loading.get("token"))  # branches move, commits do not
         changed = {k for k, v in loading.items() if k not in listed or listed[k] != v} - _NEUTRAL
         fair = FairSentenceTransformer(path, config=config, revision=revision, device=device, **{**listed, **loading})
@@ -129,7 +161,7 @@ def commit_of(name: str, revision: str | None, *, token: str | bool | None = Non
     Raises:
         ModelNotFoundError: There is no such model on the hub or in its cache.
     """
-    if is_hub_name(name) and revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
+    if is_hub_name(name) and revision is not None and is_commit(revision):
         return revision
     try:
         return find_commit(name, revision=revision, token=token)

@@ -10,11 +10,14 @@ from typing import Any
 from mteb.models.model_implementations import MODEL_REGISTRY
 
 from fair_calibration import FairConfig
+from fair_calibration.nearest_names import nearest_names
 from fair_calibration.settings import Settings, choose_settings, settings_from_dict
 from mteb_fair.encoder import SETTINGS, FairEncoder
-from mteb_fair.loading import commit_of, describe_base, is_folder
-from mteb_fair.nearest_names import nearest_names
+from mteb_fair.loading import check_listed, commit_of, describe_base, is_folder
+from mteb_fair.passage_search import FairPassageSearch
 from mteb_fair.variant import PROMPTS_DIGEST, Variant
+
+_OPTIONS = ("calibrate_untyped", "max_seq_length", "embed_dim", "model_prompts", "passage_size")
 
 
 def register_model(
@@ -36,18 +39,19 @@ def register_model(
         base_name: The name of a local model as "organization/name".
         revision: The commit of a Hugging Face model; None means the commit that MTEB has, or else the newest.
         **options: Single settings of ``config``, and ``calibrate_untyped``, ``max_seq_length``, ``embed_dim`` and
-            ``model_prompts`` of `FairEncoder`.
+            ``model_prompts`` of `FairEncoder`. With ``passage_size``, the model is a `FairPassageSearch`.
 
     Raises:
         TypeError: There is no such option.
         ModelNotFoundError: There is no such folder or model.
-        ValueError: A setting is out of range, or another model or revision is registered by the name.
+        ValueError: A setting is out of range, the model gives texts no dense vector each, or another model or revision
+            is registered by the name.
     """
     if not isinstance(base_model, (str, os.PathLike)):
         raise TypeError(f"base_model: expected a model name or a folder, got {type(base_model).__name__}")
     if revision is not None and not isinstance(revision, str):
         raise TypeError(f"revision: expected str, got {revision!r}")
-    known = {*SETTINGS, "calibrate_untyped", "max_seq_length", "embed_dim", "model_prompts"}
+    known = {*SETTINGS, *_OPTIONS}
     for option in options:
         if option not in known:
             near = nearest_names(option, sorted(known), n=1)
@@ -56,10 +60,11 @@ def register_model(
         source = str(Path(base_model).resolve())  # found again from any working directory
         if revision is not None:
             raise ValueError(f"revision: folders have none, got {revision!r} for {source!r}")
-        encoder = FairEncoder(source, config=config, base_name=base_name, device="cpu", **options)
-        variant, meta = encoder.variant, encoder.mteb_model_meta
+        model = _load(source, config=config, base_name=base_name, device="cpu", **options)
+        variant, meta = model.variant, model.mteb_model_meta
     else:
         source = os.fspath(base_model)
+        check_listed(source)
         if source not in MODEL_REGISTRY:
             revision = commit_of(source, revision)
         given = {name: options.pop(name) for name in SETTINGS & set(options)}
@@ -76,8 +81,7 @@ def register_model(
             "base_name"
         )
     arguments: dict[str, Any] = {"base_model": source, "settings": variant.config.to_dict(), "base_name": base_name}
-    arguments |= {name: getattr(variant, name) for name in ("calibrate_untyped", "max_seq_length", "embed_dim")}
-    arguments["model_prompts"] = variant.model_prompts
+    arguments |= {name: getattr(variant, name) for name in _OPTIONS}
     MODEL_REGISTRY[variant.name] = meta.model_copy(update={"loader": load_variant, "loader_kwargs": arguments})
     return variant.name
 
@@ -90,7 +94,7 @@ def load_variant(
     settings: Mapping[str, Any],
     config: Settings | str | None = None,
     **kwargs: Any,
-) -> FairEncoder:
+) -> FairEncoder | FairPassageSearch:
     """Loads a registered variant for MTEB, with the arguments that `register_model` keeps and those of the caller.
 
     Args:
@@ -99,10 +103,15 @@ def load_variant(
         base_model: The name or the folder of the base model.
         settings: The registered settings, as ``to_dict`` gives them.
         config: Settings instead of the registered ones.
-        **kwargs: Further arguments of `FairEncoder`, the registered ones among them.
+        **kwargs: Further arguments of `FairEncoder`, the registered ones among them, and ``passage_size``.
     """
     # MTEB passes the experiment settings on as well: those that are as registered were not given by the caller.
     given = {key: value for key, value in kwargs.items() if key not in settings or value != settings[key]}
     given.pop(PROMPTS_DIGEST, None)
     config = settings_from_dict(settings) if config is None else config
-    return FairEncoder(base_model, None if is_folder(base_model) else revision, config=config, **given)
+    return _load(base_model, None if is_folder(base_model) else revision, config=config, **given)
+
+
+def _load(*args: Any, passage_size: int | None = None, **kwargs: Any) -> FairEncoder | FairPassageSearch:
+    encoder = FairEncoder(*args, **kwargs)
+    return encoder if passage_size is None else FairPassageSearch(encoder, passage_size=passage_size)

@@ -21,7 +21,7 @@ METRIC = "ndcg_cut_10"
 """The per-query score that is grouped, as pytrec_eval calls it; `SCORE` is its name in MTEB's results."""
 SCORE = "ndcg_at_10"
 _MEASURES = ("psi", "harmonic_mean", "slope")
-COLUMNS = ("task", "split", "subset", "length", "n", SCORE, *_MEASURES)
+COLUMNS = ("task", "split", "subset", "length", "n", SCORE, *_MEASURES, "main_score")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def summarize(results: Iterable[TaskResult]) -> pd.DataFrame:
 
     The first row of a task covers all document lengths. PosIR has further rows for its length classes. The score of a
     row is the mean over its position groups, as published, except in the first row of PosIR, where it is the
-    mean over queries. Tasks without positions have MTEB's score alone.
+    mean over queries. ``main_score`` is the one that MTEB reports for a task, such as the accuracy for ColDeRReranking.
 
     Args:
         results: The results, such as ``mteb.evaluate(...).task_results``.
@@ -96,7 +96,7 @@ def summarize(results: Iterable[TaskResult]) -> pd.DataFrame:
 def _rows(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns a row for all lengths and one for each length class of a result."""
     if "psi" not in entry:
-        return [{"length": "all", SCORE: entry["main_score"]}]
+        return [{"length": "all", SCORE: entry.get(SCORE), "main_score": entry["main_score"]}]
     lengths = [key.removesuffix("_psi") for key in entry if key.endswith("_psi")]
     groups: dict[str, list[str]] = {length: [] for length in ["", *lengths]}
     for key in entry:
@@ -110,5 +110,6 @@ def _rows(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
         if lengths and not length:
             score = sum(entry[f"{name}_n"] * (entry[f"{name}_{SCORE}"] or 0.0) for name in names) / n
         measures = {name: entry[f"{prefix}{name}"] for name in _MEASURES}
-        rows.append({"length": length or "all", "n": n, SCORE: score, **measures})
+        row = {"length": length or "all", "n": n, SCORE: score, **measures}
+        rows.append(row if length else {**row, "main_score": entry["main_score"]})
     return rows

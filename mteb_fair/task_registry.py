@@ -15,15 +15,17 @@ from mteb.abstasks import AbsTask
 from mteb.benchmarks.benchmark import Benchmark
 from mteb.get_tasks import MTEBTasks
 
-from mteb_fair.nearest_names import nearest_names
+from fair_calibration.nearest_names import nearest_names
+from fair_evaluation.benchmarks.sources import local_folder
 from mteb_fair.tasks import TASKS, FineWebPosQ, PosIR, PosIRCrossLingual, SQuADPosQ
 from mteb_fair.tasks.position_task import OtherLanguagesError
-from mteb_fair.tasks.sources import local_folder
 
 logger = logging.getLogger("mteb_fair")
 
 BENCHMARK = "PositionFair"
 NANOBEIR = "NanoBEIR"
+_POSITION_SUBSETS = {"ColDeRReranking": ["position_bias"]}
+"""MTEB's own tasks that belong to the benchmark, in versions of MTEB that have them, with the subsets that do."""
 
 
 def register() -> None:
@@ -61,17 +63,20 @@ def get_tasks(
     languages: Sequence[str] | None = None,
     domains: Sequence[str] | None = None,
     data_folder: str | os.PathLike[str] | None = None,
+    revision: str | None = None,
 ) -> MTEBTasks:
     """Returns tasks of this package and of MTEB by name.
 
     Args:
         tasks: Names of tasks, "NanoBEIR" for its 13 tasks, or "PositionFair" for those of the benchmark; None means
-            "PositionFair".
+            "PositionFair". The benchmark has the subset "position_bias" of MTEB's ColDeRReranking, and by its own name
+            the task has all subsets.
         languages: Languages of the queries, such as "eng" or "eng-Latn". Tasks of "PositionFair" and "NanoBEIR" that
             have none of them are left out.
         domains: Domains of PosIR, such as "law_judiciary"; other tasks have none.
         data_folder: The local folder with the data of a single task; None means the task's folder in the one that the
             environment variable ``MTEB_FAIR_DATA`` names, or else the hub.
+        revision: The commit of the dataset of a single task on the hub; None means the task's own.
 
     Raises:
         ValueError: A task is unknown, has none of the languages, or does not take the arguments, or no task is left.
@@ -83,19 +88,26 @@ def get_tasks(
         raise ValueError(f"languages: expected None or a list of at least one, such as ['eng'], got {languages!r}")
     if domains is not None and not {"PosIR", "PosIRCrossLingual", BENCHMARK}.intersection(names):
         raise ValueError(f"domains: only PosIR and PosIRCrossLingual have some, and {names} has neither")
-    if data_folder is not None and (len(names) > 1 or names[0] in (BENCHMARK, NANOBEIR)):
+    is_single = len(names) == 1 and names[0] not in (BENCHMARK, NANOBEIR)
+    if data_folder is not None and not is_single:
         raise ValueError(f"data_folder: expected a single task for it, got {names}; see MTEB_FAIR_DATA for several")
+    if revision is not None and not is_single:
+        raise ValueError(f"revision: expected a single task for it, got {names}")
     chosen: list[AbsTask] = []
     for name in names:
         if name not in (BENCHMARK, NANOBEIR):
-            chosen.append(_get_task(name, languages, domains, data_folder))
+            chosen.append(_get_task(name, languages, domains, data_folder, revision=revision))
             continue
-        position_tasks = [task.metadata.name for task in (PosIR, PosIRCrossLingual, FineWebPosQ, SQuADPosQ)]
-        members = position_tasks if name == BENCHMARK else [t.metadata.name for t in mteb.get_benchmark(NANOBEIR).tasks]
+        members: dict[str, list[str] | None]
+        if name == BENCHMARK:
+            members = {task.metadata.name: None for task in (PosIR, PosIRCrossLingual, FineWebPosQ, SQuADPosQ)}
+            members |= {name: subsets for name, subsets in _POSITION_SUBSETS.items() if name in _mteb_registry()}
+        else:
+            members = {task.metadata.name: None for task in mteb.get_benchmark(NANOBEIR).tasks}
         found = []
-        for member in members:
+        for member, subsets in members.items():
             try:
-                found.append(_get_task(member, languages, domains, None))
+                found.append(_get_task(member, languages, domains, None, subsets=subsets))
             except OtherLanguagesError as error:
                 logger.warning("%s: %s is left out (%s)", name, member, error)
         if not found:
@@ -109,26 +121,38 @@ def _get_task(
     languages: Sequence[str] | None,
     domains: Sequence[str] | None,
     data_folder: str | os.PathLike[str] | None,
+    *,
+    revision: str | None = None,
+    subsets: list[str] | None = None,
 ) -> AbsTask:
     task: AbsTask
     if (cls := TASKS.get(name)) is not None:
-        folder = Path(data_folder) if data_folder is not None else local_folder(cls.dataset_name)
+        folder = None if data_folder is None else Path(data_folder)
+        if folder is None and revision is None and not cls.embedded:  # a revision is one of the hub
+            folder = local_folder(cls.dataset_name)
         selection: dict[str, Any] = {"domains": domains} if domains is not None and issubclass(cls, PosIR) else {}
-        task = cls(data_folder=folder, **selection)
+        task = cls(data_folder=folder, revision=revision, **selection)
     else:
-        known = importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY
-        if name not in known:
-            near = nearest_names(name, [*TASKS, BENCHMARK, NANOBEIR, *known])
+        if name not in _mteb_registry():
+            near = nearest_names(name, [*TASKS, BENCHMARK, NANOBEIR, *_mteb_registry()])
             raise ValueError(f"tasks: {name!r} is unknown; the nearest names are {near}")
         if data_folder is not None:
             raise ValueError(f"data_folder: {name!r} is MTEB's own task and reads from the hub alone")
-        task = mteb.get_task(name)
+        if revision is not None:
+            raise ValueError(f"revision: {name!r} is MTEB's own task, whose revision MTEB pins")
+        task = mteb.get_task(name, hf_subsets=subsets)
     if languages is not None:
         # The first language of a subset is that of the queries.
         offered = {subset: codes[0] for subset, codes in task.metadata.hf_subsets_to_langscripts.items()}
-        task.hf_subsets = [s for s, code in offered.items() if {code, code.split("-")[0]}.intersection(languages)]
+        matching = [s for s in task.hf_subsets if {offered[s], offered[s].split("-")[0]}.intersection(languages)]
+        task.hf_subsets = matching
         if not task.hf_subsets:
             raise OtherLanguagesError(
                 f"languages: {name} has none of {sorted(languages)}; its languages are {sorted(set(offered.values()))}"
             )
     return task
+
+
+def _mteb_registry() -> dict[str, Any]:
+    registry: dict[str, Any] = importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY
+    return registry

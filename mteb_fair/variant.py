@@ -38,6 +38,7 @@ class Variant:
         max_seq_length: The number of tokens at which texts are truncated; None for that of the base model.
         embed_dim: The number of dimensions kept of each vector; None for all.
         model_prompts: The prompts; None for those of the base model.
+        passage_size: The most tokens of a passage; None for one vector per document.
     """
 
     base_name: str
@@ -46,13 +47,14 @@ class Variant:
     max_seq_length: int | None = None
     embed_dim: int | None = None
     model_prompts: Mapping[str, str] | None = None
+    passage_size: int | None = None
 
     def __post_init__(self) -> None:
         if _BASE_NAME.fullmatch(self.base_name) is None or ".." in self.base_name.split("/"):
             raise ValueError(
                 f"base_name: expected 'organization/name' without '@', ',' and '=' in it, got {self.base_name!r}"
             )
-        for name in ("max_seq_length", "embed_dim"):
+        for name in ("max_seq_length", "embed_dim", "passage_size"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, validate_positive_int(name, value))
         prompts: Any = {} if self.model_prompts is None else self.model_prompts
@@ -85,13 +87,14 @@ class Variant:
 
     def identify(self, meta: ModelMeta) -> ModelMeta:
         """Returns metadata with the name and the experiment settings of this variant, and those of compression."""
-        given = meta.experiment_kwargs or {}
-        compression = {name: given[name] for name in _COMPRESSION if name in given}
+        compression = compression_of(meta)
         name = self.name + "".join(f",{name}={value}" for name, value in compression.items())
         return meta.model_copy(update={"name": name, "experiment_kwargs": {**self.experiment_kwargs, **compression}})
 
     def _overrides(self) -> dict[str, Any]:
-        overrides: dict[str, Any] = {"max_seq_length": self.max_seq_length, "embed_dim": self.embed_dim}
+        overrides: dict[str, Any] = {
+            name: getattr(self, name) for name in ("max_seq_length", "embed_dim", "passage_size")
+        }
         if self.model_prompts is not None:
             overrides[PROMPTS_DIGEST] = digest_text(json.dumps(dict(self.model_prompts), sort_keys=True))
         return {name: value for name, value in overrides.items() if value is not None}
@@ -100,3 +103,9 @@ class Variant:
 def _write(value: Any) -> str:
     # "at6" is the layer with index 6, "6" the last six layers.
     return "at" + "+".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def compression_of(meta: ModelMeta) -> dict[str, Any]:
+    """Returns the experiment settings that MTEB's CompressionWrapper has added, if the model is in one."""
+    given = meta.experiment_kwargs or {}
+    return {name: given[name] for name in _COMPRESSION if name in given}

@@ -1,4 +1,4 @@
-"""Position collections as PyTerrier datasets."""
+"""Position collections as PyTerrier datasets, and what datasets of texts share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,25 @@ from pyterrier.datasets import Dataset
 from fair_evaluation.position_collections import PositionCollection
 
 
-class PositionDataset(Dataset):
-    """A `PositionCollection` as a PyTerrier dataset, which `pt.text.get_text` accepts as well."""
+class TextDataset(Dataset):
+    """A dataset whose documents have the field ``text``, which `pt.text.get_text` accepts as well."""
+
+    def text_loader(self, fields: list[str] | str | Literal["*"] = "*", *, verbose: bool = False) -> PositionTextLoader:
+        """Returns a transformer that adds ``text`` by ``docno``.
+
+        Raises:
+            ValueError: ``fields`` names a field other than ``text``.
+        """
+        if fields not in ("*", "text", ["text"]):
+            raise ValueError(f"fields: the documents have the field 'text' alone, got {fields!r}")
+        return PositionTextLoader(self, verbose=verbose)
+
+    def _describe_component(self, component: str) -> bool | None:
+        return True if component in ("topics", "qrels", "corpus") else None
+
+
+class PositionDataset(TextDataset):
+    """A `PositionCollection` as a PyTerrier dataset."""
 
     def __init__(self, collection: PositionCollection) -> None:
         """Takes a collection made by `fair_evaluation.position_collections.build_collections`."""
@@ -26,25 +43,15 @@ class PositionDataset(Dataset):
 
     def get_topics(self, variant: str | None = None) -> pd.DataFrame:
         """Returns ``qid``, ``query`` and ``place``, the place of the answer in the relevant document."""
-        _no_variant(variant)
+        check_no_variant(variant)
         rows = [(q.qid, q.query, q.place) for q in self.collection.queries]
         return pd.DataFrame(rows, columns=["qid", "query", "place"])
 
     def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
         """Returns ``qid``, ``docno`` and ``label``; every query has one relevant document."""
-        _no_variant(variant)
+        check_no_variant(variant)
         rows = [(q.qid, q.docno, 1) for q in self.collection.queries]
         return pd.DataFrame(rows, columns=["qid", "docno", "label"])
-
-    def text_loader(self, fields: list[str] | str | Literal["*"] = "*", *, verbose: bool = False) -> PositionTextLoader:
-        """Returns a transformer that adds ``text`` by ``docno``.
-
-        Raises:
-            ValueError: ``fields`` names a field other than ``text``.
-        """
-        if fields not in ("*", "text", ["text"]):
-            raise ValueError(f"fields: the documents have the field 'text' alone, got {fields!r}")
-        return PositionTextLoader(self, verbose=verbose)
 
 
 class PositionTextLoader(pt.Transformer):
@@ -52,11 +59,11 @@ class PositionTextLoader(pt.Transformer):
 
     schematic = {"label": "TextLoader"}
 
-    def __init__(self, dataset: PositionDataset, *, verbose: bool = False) -> None:
+    def __init__(self, dataset: TextDataset, *, verbose: bool = False) -> None:
         """Takes the dataset whose texts it adds."""
         self.dataset = dataset
         self.verbose = verbose
-        self._texts = {document["docno"]: document["text"] for document in dataset.collection.documents}
+        self._texts = {document["docno"]: document["text"] for document in dataset.get_corpus_iter(verbose=False)}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Adds the column ``text``.
@@ -71,6 +78,7 @@ class PositionTextLoader(pt.Transformer):
         return inp.assign(text=pd.Series([self._texts[d] for d in docnos], index=inp.index, dtype=object))
 
 
-def _no_variant(variant: str | None) -> None:
+def check_no_variant(variant: str | None) -> None:
+    """Raises a ValueError if a variant of topics or judgements is named."""
     if variant is not None:
         raise ValueError(f"variant: this dataset has no variants, got {variant!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Hashable, Iterable
@@ -24,14 +25,15 @@ from pyterrier_fair.biencoder import FairBiEncoder, FairQueryEncoder
 from pyterrier_fair.columns import read_records
 from pyterrier_fair.retriever import IndexRetriever
 
+_META = "pt_meta.json"
 _REFUSED = {
     "doc_vec": "FairIndex encodes the documents itself, with the encoder it was given; leave out what adds vectors "
     "before it, or index into a pyterrier_dr.FlexIndex"
 }
 
 
-class FairIndex(pt.Indexer):
-    """Indexes documents into a folder that `pyterrier_dr.FlexIndex` opens, and retrieves from it.
+class FairIndex(pt.Artifact, pt.Indexer):
+    """Indexes documents into the files of a `pyterrier_dr.FlexIndex`, and retrieves from them.
 
     Usage::
 
@@ -42,12 +44,23 @@ class FairIndex(pt.Indexer):
     Calling `index` again resumes an interrupted build. Until the index is complete, its parts are in the folder
     ``<path>.build``, and nothing exists at ``path``. The index records its encoder, and queries of another encoder are
     refused. The calibration may differ, since queries are encoded without it.
+
+    It is a `pyterrier.Artifact`, which `to_hf` shares and `pt.Artifact.load` and `pt.Artifact.from_hf` open. Without an
+    encoder it says which one it needs: ``pt.Artifact.load("index.flex").retriever(fair_dense)``, or
+    ``pt.Artifact.load("index.flex", encoder=fair_dense).retriever()``.
     """
+
+    # Not pyterrier_dr's "flex": PyTerrier would load the artifact as a FlexIndex, which does not check the encoder.
+    ARTIFACT_TYPE = "dense_index"
+    ARTIFACT_FORMAT = "fair_flex"
+    ARTIFACT_PACKAGE_HINT = "fair-calibration"
+
+    path: Path
 
     def __init__(
         self,
         path: str | os.PathLike[str],
-        encoder: FairBiEncoder,
+        encoder: FairBiEncoder | None = None,
         *,
         shard_size: int | None = None,
         tokens_per_batch: int | None = None,
@@ -57,7 +70,8 @@ class FairIndex(pt.Indexer):
 
         Args:
             path: The folder of the index.
-            encoder: Encodes the documents, and the queries unless another encoder is given.
+            encoder: Encodes the documents, and the queries unless another encoder is given. None opens an index that
+                exists: its methods then take an encoder for the queries.
             shard_size: The number of documents in a shard of the build; None means that of the interrupted build, or
                 4096 for a new one.
             tokens_per_batch: The most tokens of a forward pass, padding included; None means a default by device.
@@ -66,8 +80,8 @@ class FairIndex(pt.Indexer):
         Raises:
             TypeError: ``encoder`` is not a FairBiEncoder.
         """
-        self.path = str(Path(path))  # without a slash at its end
-        self.encoder = _bi_encoder(encoder)
+        super().__init__(Path(path))
+        self.encoder = None if encoder is None else _bi_encoder(encoder)
         self.shard_size = shard_size
         self.tokens_per_batch = tokens_per_batch
         self.verbose = verbose
@@ -97,8 +111,8 @@ class FairIndex(pt.Indexer):
             FolderInUseError: Another process is building this index.
             OSError: The disk is full or cannot be written; finished shards are kept.
         """
-        target, work = Path(self.path), Path(f"{self.path}.build")
-        shards, encoder = work / "shards", self.encoder
+        target, work = self.path, Path(f"{self.path}.build")
+        shards, encoder = work / "shards", self._encoder_or_own()
         if target.exists() and not (work.exists() and self.built()):
             raise ValueError(f"path: {target} exists; remove it to index anew, or take another path")
         records = read_records(iter, encoder.text_field)
@@ -122,7 +136,8 @@ class FairIndex(pt.Indexer):
                     show_progress_bar=encoder.verbose if self.verbose is None else self.verbose,
                 )
                 if not target.exists():  # otherwise an earlier call was interrupted after this step
-                    assemble_flex(built.shards, target)
+                    metadata = {"format": self.ARTIFACT_FORMAT, "package_hint": self.ARTIFACT_PACKAGE_HINT}
+                    assemble_flex(built.shards, target, metadata=metadata)
                 os.rename(shards, work / "done")  # so that a partly removed folder does not look like a build
             finally:
                 if not ShardFolder.exists(shards):
@@ -131,7 +146,7 @@ class FairIndex(pt.Indexer):
 
     def built(self) -> bool:
         """Returns whether there is a complete index at ``path``."""
-        return (Path(self.path) / "pt_meta.json").exists()
+        return (self.path / _META).exists()
 
     def record(self) -> EncoderIdentity:
         """Returns the identity of the encoder that made the vectors.
@@ -153,9 +168,14 @@ class FairIndex(pt.Indexer):
             DamagedFileError: A file is missing, or its contents are not those recorded; the error names it.
         """
         self._check_exists()
-        if (Path(self.path) / RECORD).exists():
+        if (self.path / RECORD).exists():
             check_index(self.path)
-        return FlexIndex(self.path, verbose=self.encoder.verbose if self.verbose is None else self.verbose)
+        verbose = self.encoder is not None and self.encoder.verbose if self.verbose is None else self.verbose
+        flex = FlexIndex(str(self.path), verbose=verbose)
+        meta = json.loads((self.path / _META).read_text(encoding="utf-8"))
+        if meta.get("format") == self.ARTIFACT_FORMAT:  # the same files, but FlexIndex insists on its own name
+            flex._meta = meta | {"format": FlexIndex.ARTIFACT_FORMAT}
+        return flex
 
     def check(self, encoder: FairBiEncoder | None = None) -> None:
         """Checks that the query vectors of an encoder can be compared with the vectors of this index.
@@ -170,7 +190,7 @@ class FairIndex(pt.Indexer):
             DifferentEncoderError: They cannot be compared; the error names every difference.
             ValueError: There is no index, or it was not made by a `FairIndex`.
         """
-        own, queries = self.record(), _bi_encoder(self.encoder if encoder is None else encoder).identity()
+        own, queries = self.record(), self._encoder_or_own(encoder).identity()
         if lines := own.query_differences(queries):
             raise DifferentEncoderError(
                 f"encoder: the vectors of {self.path} were made by {own.model!r} with other settings than "
@@ -192,7 +212,7 @@ class FairIndex(pt.Indexer):
             TypeError: ``encoder`` is not a FairBiEncoder.
             DifferentEncoderError: The queries cannot be compared with this index, as in `check`.
         """
-        encoder = _bi_encoder(self.encoder if encoder is None else encoder)
+        encoder = self._encoder_or_own(encoder)
         self.check(encoder)
         return IndexQueryEncoder(encoder, self, verbose, batch_size)
 
@@ -219,17 +239,37 @@ class FairIndex(pt.Indexer):
         pipeline: pt.Transformer = self.query_encoder(encoder) >> IndexRetriever(getattr(self.flex(), kind)(**settings))
         return pipeline
 
+    def build_package(self, *args: Any, **settings: Any) -> str:
+        """Packages the index into one file, as `to_hf` does before it uploads; see `pyterrier.Artifact`.
+
+        Raises:
+            ValueError: There is no index.
+            DamagedFileError: As in `flex`.
+        """
+        self.flex()
+        return super().build_package(*args, **settings)
+
     def index_inputs(self) -> list[list[str]]:
         """Returns the columns that `index` needs."""
-        return [["docno", self.encoder.text_field]]
+        return [["docno", self._encoder_or_own().text_field]]
+
+    def _encoder_or_own(self, encoder: FairBiEncoder | None = None) -> FairBiEncoder:
+        """Returns the given encoder, or else the index's own."""
+        if encoder is None and self.encoder is None:
+            made_by = f"; its vectors were made by {self.record().model!r}" if self.built() else ""
+            raise ValueError(
+                f"encoder: {self.path} was opened without an encoder{made_by}. Pass one, as in FairIndex(path, "
+                "encoder) or retriever(encoder)"
+            )
+        return _bi_encoder(self.encoder if encoder is None else encoder)
 
     def _check_exists(self) -> None:
-        if not (self.built() or (Path(self.path) / RECORD).exists()):
+        if not (self.built() or (self.path / RECORD).exists()):
             raise ValueError(f"path: there is no index at {self.path}; call index() first")
 
     def _check_complete(self, source: Source) -> None:
         """Checks that the complete index has the settings and the docnos of the present call."""
-        own, present = self.record(), self.encoder.identity()
+        own, present = self.record(), self._encoder_or_own().identity()
         if lines := own.document_differences(present):
             raise DifferentEncoderError(
                 f"path: {self.path} is complete, and was made by {own.model!r} with other settings than "
@@ -243,7 +283,7 @@ class FairIndex(pt.Indexer):
             )
 
     def __repr__(self) -> str:
-        return f"FairIndex({self.path!r}, {self.encoder!r})"
+        return f"FairIndex({str(self.path)!r}, {self.encoder!r})"
 
 
 def _bi_encoder(encoder: object) -> FairBiEncoder:

@@ -27,6 +27,7 @@ class FusedCall:
     scale: float  # multiplies the products of query and key
     bias: AttentionBias
     run_plain: Callable[[], tuple[Tensor, Tensor | None]]
+    window: int | None = None  # a token sees only tokens fewer positions away than this; None means all
     offsets: Tensor | None = None  # int32 (B + 1,), where the sequences of a batch without padding begin and end
 
 

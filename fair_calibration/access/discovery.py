@@ -42,6 +42,7 @@ class Discovery:
     modules: tuple[str, ...]  # the class names of the attention modules, in the order in which they are called
     shapes: frozenset[CallShape] = frozenset()  # of the calls to intercept; empty for the AttentionInterface
     hidden_below: float = -torch.inf  # in an intercepted softmax, a key whose logit is at most this is masked
+    windows: tuple[int | None, ...] | None = None  # as `FusedCall.window`; unknown where calls are intercepted
 
     @contextmanager
     def handle(self, handler: AttentionHandler, attention_mask: Tensor) -> Iterator[None]:
@@ -103,7 +104,11 @@ def _discover(model: PreTrainedModel, base: str, run_probe: Callable[[], Probe])
         if routed.modules and len(routed.modules) == (n_layers or len(routed.modules)):
             if not torch.equal(plain.output, recorded.output):
                 raise ValueError(f"{name} computes something else when its attention is routed through our function")
-            return Discovery(f"transformers AttentionInterface, on top of {base}", tuple(routed.modules))
+            return Discovery(
+                f"transformers AttentionInterface, on top of {base}",
+                tuple(routed.modules),
+                windows=tuple(routed.windows),
+            )
         set_implementation(model, base)
 
     intercepted = AttentionRecorder(plain.attention_mask, intercepting=True)

@@ -125,11 +125,9 @@ def _attention_forward(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)  # transformers' own default
     causal = bool(is_causal) and query.shape[2] > 1
-    window = offsets = None
-    mask = attention_mask
+    window, offsets, mask = arguments.get("sliding_window"), arguments.get(OFFSETS), attention_mask
     if is_flash:  # its mask only hides padding: causality and windows are numbers
         mask = None if attention_mask is None else attention_mask.bool()[:, None, None]
-        window, offsets = arguments.get("sliding_window"), arguments.get(OFFSETS)
     else:
         # transformers leaves out the mask of sdpa, but never that of eager attention, where causality alone would do.
         causal = causal and attention_mask is None and base_name == "sdpa"
@@ -140,8 +138,9 @@ def _attention_forward(
             key=key,
             value=value,
             scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-            bias=AttentionBias(mask, arguments.get("position_bias"), causal, window),
+            bias=AttentionBias(mask, arguments.get("position_bias"), causal, window if is_flash else None),
             run_plain=partial(plain, module, query, key, value, attention_mask, **arguments),
+            window=window,
             offsets=offsets,
         )
     )

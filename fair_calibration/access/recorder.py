@@ -31,6 +31,7 @@ class AttentionRecorder:
     attention_mask: Tensor  # (B, L), of the batch
     intercepting: bool = False  # whether the calls come from an `Interception`, which can only guess what is attention
     modules: list[str] = field(default_factory=list)  # the class names of the attention modules, in order of the calls
+    windows: list[int | None] = field(default_factory=list)  # of fused calls, as `FusedCall.window`
     doubts: list[str] = field(default_factory=list)  # why intercepted calls are not attention that can be calibrated
     highest_mask: float = -torch.inf  # the highest logit of a masked key
 
@@ -80,6 +81,7 @@ class AttentionRecorder:
                 )
             self._check_padding(call.name, logits)
         self.modules.append(call.name)
+        self.windows.append(call.window)
         return plain_output, weights
 
     def weigh(self, call: SoftmaxCall) -> Tensor:

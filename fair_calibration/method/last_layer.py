@@ -9,7 +9,7 @@ pooled rows are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,12 +67,15 @@ class PooledRows(TorchFunctionMode):
         return hidden
 
 
-def check_only_pooled_rows_are_read(config: FairConfig, followers: Sequence[nn.Module], n_layers: int) -> None:
+def check_only_pooled_rows_are_read(
+    config: FairConfig, followers: Sequence[nn.Module], *, layers: Collection[int], n_layers: int
+) -> None:
     """Checks that only the pooled rows of the last layer are read, and that this layer is calibrated.
 
     Args:
         config: The settings, with "auto" resolved.
         followers: The modules that documents pass through after the transformer.
+        layers: The indices of the calibrated layers.
         n_layers: The number of the model's attention layers.
 
     Raises:
@@ -81,10 +84,10 @@ def check_only_pooled_rows_are_read(config: FairConfig, followers: Sequence[nn.M
     if config.pooling == "mean":
         raise ValueError("pooled_row_only: mean pooling reads every row of the last layer; set it to False")
     check_pooled_directly(followers, config.pooling, setting="pooled_row_only")
-    if n_layers - 1 not in config.select_layers(n_layers):
+    if n_layers - 1 not in layers:
         raise ValueError(
             f"pooled_row_only: layer {n_layers - 1}, the last one, is not among the calibrated ones (layers="
-            f"{config.layers!r}); set it to False"
+            f"{config.layers!r}, attention={config.attention!r}); set it to False"
         )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from fair_evaluation.benchmarks.position_data import PART_END, PositionData
 from fair_evaluation.position_collections import PLACES, build_collections, load_passages
 from mteb_fair.scores import Grouping
-from mteb_fair.tasks.partitioned_search import SEPARATOR
 from mteb_fair.tasks.position_task import PositionTask, build_metadata
-from mteb_fair.tasks.task_data import PositionData
 
 
 class PositionDemoRetrieval(PositionTask):
@@ -32,12 +31,13 @@ class PositionDemoRetrieval(PositionTask):
     groupings = (Grouping(name="", groups=PLACES),)
     dataset_name = "PositionDemo"
     partitioned = True
+    embedded = True
 
     def read(self, subset: str) -> PositionData:  # noqa: ARG002
         """Builds the documents from the embedded passages."""
         data = PositionData()
         for rotation, collection in enumerate(build_collections(load_passages())):
-            part = f"rotation{rotation}{SEPARATOR}"
+            part = f"rotation{rotation}{PART_END}"
             for document in collection.documents:
                 data.add_document(part + document["docno"], document["text"], where=self.metadata.name)
             for query in collection.queries:

@@ -15,12 +15,12 @@ from mteb.models import (
     SearchProtocol,
 )
 
-SEPARATOR = "/"
+from fair_evaluation.benchmarks.position_data import PART_END
 
 
 def part_of(identifier: str) -> str:
     """Returns the part of the corpus that an id belongs to: the text before its first slash."""
-    return identifier.split(SEPARATOR, maxsplit=1)[0]
+    return identifier.split(PART_END, maxsplit=1)[0]
 
 
 class PartitionedSearch:

@@ -12,21 +12,30 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from datasets import Dataset
-from huggingface_hub import snapshot_download
 from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.timing import TimingStack
 
+from fair_calibration.model_source import is_commit
+from fair_evaluation.benchmarks.position_data import PositionData
+from fair_evaluation.benchmarks.sources import fingerprint, hub_folder
 from mteb_fair.scores import METRIC, SCORE, Grouping, score_groups
 from mteb_fair.tasks.partitioned_search import PartitionedSearch
-from mteb_fair.tasks.sources import DATA_VARIABLE, fingerprint
-from mteb_fair.tasks.task_data import PositionData
 
 SPLIT = "test"
 
 
 class OtherLanguagesError(ValueError):
     """A task has none of the requested languages, or none of those in its local data."""
+
+
+class PositionMetadata(TaskMetadata):
+    """MTEB's metadata of a task, with the descriptive statistics in this package instead of in MTEB's."""
+
+    @property
+    def descriptive_stat_path(self) -> Path:
+        """The file of the descriptive statistics, which `calculate_descriptive_statistics` of a task writes."""
+        return Path(__file__).parent / "descriptive_stats" / f"{self.name}.json"
 
 
 def build_metadata(**facts: Any) -> TaskMetadata:
@@ -43,14 +52,15 @@ def build_metadata(**facts: Any) -> TaskMetadata:
         "dialect": [],
         "sample_creation": "found",
     }
-    return TaskMetadata(**{**shared, **facts})
+    return PositionMetadata(**{**shared, **facts})
 
 
 class PositionTask(AbsTaskRetrieval):
     """A retrieval task whose scores are also given by position group (`mteb_fair.scores`).
 
     The data come from the hub, or from a local folder in the same layout. The name of a task on local data ends in a
-    hash of the data, since MTEB tells results apart by the task's name alone.
+    hash of the data, and that of a task on another revision in the commit, since MTEB tells results apart by the task's
+    name alone.
     """
 
     groupings: ClassVar[tuple[Grouping, ...]]
@@ -58,6 +68,8 @@ class PositionTask(AbsTaskRetrieval):
     """The name of the dataset's folder in the folder that the environment variable ``MTEB_FAIR_DATA`` names."""
     partitioned: ClassVar[bool] = False
     """Whether each query searches only the documents of its part, as `PartitionedSearch` does."""
+    embedded: ClassVar[bool] = False
+    """Whether the data come with this package, so that there is nothing to choose."""
     _whole: ClassVar[type[PositionTask] | None] = None
     """The class of the whole task, in the classes that MTEB's registry has for local and selected data."""
 
@@ -65,6 +77,7 @@ class PositionTask(AbsTaskRetrieval):
         self,
         *,
         data_folder: str | os.PathLike[str] | None = None,
+        revision: str | None = None,
         selection: Mapping[str, Any] | None = None,
         suffix: str = "",
         **kwargs: Any,
@@ -73,15 +86,31 @@ class PositionTask(AbsTaskRetrieval):
 
         Args:
             data_folder: The folder with the data; None means the hub.
+            revision: The commit of the dataset on the hub; None means that of the task's metadata.
             selection: The arguments with which a subclass selects a part of the data.
             suffix: What the selection adds to the task's name.
             **kwargs: Further arguments of MTEB's `AbsTask`.
 
         Raises:
-            ValueError: The folder does not exist, or holds no data files or none of the task's languages.
+            ValueError: The folder does not exist, or holds no data files or none of the task's languages, ``revision``
+                is not a commit, or there is no choice of data.
         """
         whole = self._whole or type(self)
         name, updates = whole.metadata.name + suffix, {}
+        if given := [n for n, v in (("data_folder", data_folder), ("revision", revision)) if v is not None]:
+            if self.embedded:
+                raise ValueError(f"{given[0]}: the data of {name} come with this package, leave it out")
+            if len(given) > 1:
+                raise ValueError(f"revision: the data in a folder have none, got {revision!r} with {data_folder!r}")
+        if revision is not None:
+            if not is_commit(revision):
+                raise ValueError(
+                    f"revision: expected a commit of {whole.metadata.dataset['path']}, 40 hexadecimal digits, since "
+                    f"branches and tags move, got {revision!r}"
+                )
+            if revision != whole.metadata.revision:
+                name += f"-rev-{revision[:12]}"
+                updates = {"dataset": {**whole.metadata.dataset, "revision": revision}}
         self.data_folder = None if data_folder is None else Path(data_folder).resolve()
         if self.data_folder is not None:
             if not self.data_folder.is_dir():
@@ -95,7 +124,8 @@ class PositionTask(AbsTaskRetrieval):
         self.metadata = whole.metadata.model_copy(update={"name": name, **updates})
         self._labels: dict[str, dict[str, tuple[str, ...]]] = {}
         if name != whole.metadata.name:  # MTEB looks the tasks of its results up by their names, and reads the class
-            make = partialmethod(whole.__init__, data_folder=self.data_folder, **(selection or {}))
+            source = {"data_folder": self.data_folder, "revision": revision}
+            make = partialmethod(whole.__init__, **source, **(selection or {}))
             attributes = {"__init__": make, "__module__": whole.__module__, "__doc__": whole.__doc__}
             attributes |= {"metadata": self.metadata, "_whole": whole}
             registry = importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY
@@ -115,14 +145,7 @@ class PositionTask(AbsTaskRetrieval):
         """Returns the folder of the data; files on the hub that match ``patterns`` are downloaded first."""
         if self.data_folder is not None:
             return self.data_folder
-        name, revision = self.metadata.dataset["path"], self.metadata.dataset["revision"]
-        try:
-            return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=list(patterns)))
-        except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
-            raise ValueError(
-                f"{name}: the dataset is not in the cache and could not be downloaded ({type(error).__name__}: "
-                f"{error}); give a local copy as data_folder, or in the folder that {DATA_VARIABLE} names"
-            ) from error
+        return hub_folder(self.metadata.dataset["path"], self.metadata.dataset["revision"], patterns)
 
     def load_data(self, num_proc: int | None = None, *, timer: TimingStack | None = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Reads and checks the data of the chosen subsets.

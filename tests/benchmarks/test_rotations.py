@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,20 @@ def test_every_passage_stands_once_in_every_place(data: Any) -> None:
             assert question.answer in texts[document].split("\n\n")[(index + rotation) % 4]
 
 
+def test_collections_have_the_places_of_the_rotations() -> None:
+    from rotations import Geometry, build_rotations
+
+    geometry = Geometry(n_places=3, least=5, most=20, low=15, high=60)
+    data = build_rotations([passage(i) for i in range(7)], geometry, count_words)
+    assert [len(collection.documents) for collection in data.collections] == [2, 2, 2]
+    queries = list(itertools.chain.from_iterable(collection.queries for collection in data.collections))
+    assert len({query.qid for query in queries}) == len(queries) == 18
+    texts = {d["docno"]: d["text"] for collection in data.collections for d in collection.documents}
+    for query in queries:
+        assert f"passage p{query.question[1:]}." in texts[query.docno].split("\n\n")[query.index]
+        assert query.place == ("beginning", "middle", "end")[query.index]
+
+
 def test_scores_by_place(data: Any) -> None:
     # The relevant document is ranked first where its passage stands first, and second elsewhere.
     similarities = np.zeros((len(data.questions), len(data.texts)))
@@ -50,17 +65,6 @@ def test_a_difference_to_itself_is_zero(data: Any) -> None:
 
     result = data.evaluate(np.random.default_rng(0).random((len(data.questions), len(data.texts))))
     assert compare(result, result) == {"ndcg": [0.0, 0.0, 0.0], "psi": [0.0, 0.0, 0.0]}
-
-
-def test_an_excerpt_keeps_whole_sentences_around_the_answer() -> None:
-    from rotations import excerpt
-
-    long = passage(7, n_sentences=5)
-    found = excerpt(long, 12, count_words)
-    assert found is not None
-    assert found.text == "Sentence 0 of passage p7. Sentence 1 of passage p7."
-    assert found.text[found.questions[0].answer_start :].startswith("p7")
-    assert excerpt(long, 4, count_words) is None
 
 
 def test_what_is_recorded_is_not_measured_again(tmp_path: Path) -> None:
@@ -86,3 +90,20 @@ def test_chunks_are_even_and_lose_nothing(n_words: int, minilm_path: Path) -> No
     assert " ".join(chunks) == text
     assert len(chunks) == -(-count(text) // 128)
     assert max(map(count, chunks)) - min(map(count, chunks)) <= 20  # cuts move to the beginnings of words
+
+
+def test_tables_of_the_records() -> None:
+    """Without a measurement: every study prints what its record in the repository has."""
+    import dart
+    import pipelines
+    import tuning
+    import ways
+    from rotations import Record
+
+    def record(name: str) -> Any:
+        return Record(Path(ways.__file__).parent / "records" / f"{name}.jsonl")
+
+    assert ".823 (+.016 [+.004, +.029]) | .141 (-.104 [-.129, -.079])" in ways.tables(record("ways"), "plain")
+    assert ".800 (-.091 [" in dart.table(record("dart"))
+    assert "| dense | .807 | .823 (+.016 [" in pipelines.table(record("pipelines"))
+    assert "0.819 / 0.061" in tuning.table(record("tune"), record("ways"), "xquad-dev.en")

@@ -103,6 +103,13 @@ _FAMILIES = [
         has_window=True,
         known_as="gte-modernbert-base, modernbert-embed-base",
     ),
+    Family(
+        "UltraBERT",
+        "ultrabert",
+        {"sliding_window": WINDOW // 2, "layer_types": _LOCAL["layer_types"]},
+        has_window=True,
+        known_as="UltraBERT-Embed-150M",
+    ),
     Family("EuroBERT", "eurobert", _GROUPED),
     Family("NomicBERT", "nomic_bert", known_as="nomic-embed-text-v1.5"),
     Family("Jina v3", "jina_embeddings_v3", known_as="jina-embeddings-v3-hf"),

@@ -49,6 +49,11 @@ def test_defaults_are_the_published_ones() -> None:
         ({"pooling": "max"}, ValueError, r"pooling: expected one of \['auto', 'cls', 'last', 'mean'\], got 'max'"),
         ({"isolate": "eos"}, ValueError, r"isolate: expected one of \['auto', 'none', 'bos', 'bos_eos'\], got 'eos'"),
         (
+            {"attention": "local"},
+            ValueError,
+            r"attention: expected one of \['any', 'global'\], got 'local'",
+        ),
+        (
             {"last_basket": "merge"},
             ValueError,
             r"last_basket: expected one of \['equal', 'proportional'\], got 'merge'",
@@ -152,6 +157,7 @@ def configs() -> st.SearchStrategy[FairConfig]:
         pooling=st.sampled_from(["auto", "cls", "last", "mean"]),
         isolate=st.sampled_from(["auto", "none", "bos", "bos_eos"]),
         isolated_share=st.sampled_from(["preserve", "equal"]) | st.floats(0, 0.5, exclude_max=True),
+        attention=st.sampled_from(["any", "global"]),
         last_basket=st.sampled_from(["equal", "proportional"]),
         min_content=st.none() | st.integers(1, 10**6),
     )
@@ -219,6 +225,30 @@ def test_select_layers(layers: Any, n_layers: int, expected: tuple[int, ...]) ->
 def test_select_layers_errors(layers: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         FairConfig(layers=layers).select_layers(6)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [("all", (0, 3, 6)), (0.5, (3, 6)), (0.01, (6,)), (1, (6,)), (3, (0, 3, 6)), ((3, -1), (3, 6))],
+)
+def test_global_layers(layers: Any, expected: tuple[int, ...]) -> None:
+    windows = (None, 65, 65, None, 65, 65, None)
+    assert FairConfig(layers=layers, attention="global").select_layers(7, windows=windows) == expected
+    assert FairConfig(layers=layers).select_layers(7, windows=windows) == FairConfig(layers=layers).select_layers(7)
+
+
+@pytest.mark.parametrize(
+    ("layers", "windows", "text"),
+    [
+        (0.5, None, "which layers of this model are global is not known, .* name the layers by their indices"),
+        (0.5, (12, 16), "no global attention layers; in each .* fewer than 16 positions away"),
+        (2, (None, 12), "layers: the model has 1 global attention layers, got a count of 2"),
+        ((0, 1), (None, 12), r"layers: with attention='global' expected layers among \[0\], got \[1\]"),
+    ],
+)
+def test_global_layers_errors(layers: Any, windows: tuple[int | None, ...] | None, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        FairConfig(layers=layers, attention="global").select_layers(2, windows=windows)
 
 
 @given(fraction=st.floats(0, 1, exclude_min=True), n_layers=st.integers(1, 60))

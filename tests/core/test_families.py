@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import runpy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,46 @@ def test_equals_the_reference(case: MatrixCase) -> None:
     summary = fair.summary()
     assert (summary.n_layers, summary.layers) == (N_LAYERS, (1, 2))
     assert summary.mechanism == family.mechanism
+    assert any(window is not None for window in summary.windows) == (
+        family.has_window and family.mechanism == INTERFACE
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        MatrixCase("ModernBERT", "cls", "right"),
+        MatrixCase("ModernBERT", "mean", "right"),
+        MatrixCase("Gemma 3", "last", "left"),
+        MatrixCase("Gemma 3, bidirectional", "mean", "right"),
+    ],
+    ids=str,
+)
+def test_global_layers_alone(case: MatrixCase) -> None:
+    """The tiny models of these families attend globally in the first and the last of their three layers."""
+    config = replace(CONFIG, layers="all", attention="global")
+    fair = calibrate(load_plain(case), config)
+    assert fair.summary().layers == (0, 2)
+    expected = oracle(load_plain(case, "eager"), replace(CONFIG, layers=(0, 2)).resolve(case.pooling), TEXTS)
+    assert relative_error(encode(fair, TEXTS), expected.embeddings) < TOLERANCE
+    every_layer = encode(calibrate(load_plain(case), replace(CONFIG, layers="all")), TEXTS)
+    # The first token of the tiny ModernBERT sees 6 others in its window, less than a basket.
+    sees_one_basket = case == MatrixCase("ModernBERT", "cls", "right")
+    assert (relative_error(every_layer, expected.embeddings) < TOLERANCE) == sees_one_basket
+
+
+def test_a_summary_says_where_nothing_changes() -> None:
+    case = MatrixCase("ModernBERT", "cls", "right")
+    alone = calibrate(load_plain(case), replace(CONFIG, layers=(1,)))
+    assert relative_error(encode(alone, TEXTS), encode(load_plain(case), TEXTS)) < TOLERANCE
+    reason = "; for the first token that is one basket, so these layers stay as they are"
+    line = "  local      in 1 a token sees only those fewer than 7 positions away"
+    assert str(alone.summary()).splitlines()[2] == line + reason
+    for changed in ({"basket_size": 5}, {"pooling": "mean"}, {"isolated_share": "equal"}):
+        fair = calibrate(load_plain(case), replace(CONFIG, layers=(1,), **changed))
+        assert str(fair.summary()).splitlines()[2] == line
+        assert relative_error(encode(fair, TEXTS), encode(load_plain(case), TEXTS)) > TOLERANCE
+    assert "local" not in str(calibrate(load_plain(case), replace(CONFIG, attention="global")).summary())
 
 
 @matrix

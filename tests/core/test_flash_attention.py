@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -87,11 +88,16 @@ def test_equals_sdpa(tiny_model: TinyModel, family: str, pooling: str, unpad: bo
     assert np.array_equal(encode(uncalibrate(fair)), plain_flash)
 
 
-def test_windows_of_both_sides() -> None:
+@pytest.mark.parametrize("attention", ["any", "global"])
+def test_windows_of_both_sides(attention: Literal["any", "global"]) -> None:
     case = next(case for case in CASES if case.family.model_type == "modernbert" and case.pooling == "mean")
     assert case.family.has_window
-    expected = encode(calibrate(load_plain(case), CONFIG))
-    assert_close(encode(calibrate(with_flash(load_plain(case), unpad=True), CONFIG)), expected)
+    config = replace(CONFIG, attention=attention)  # the second of the three layers has windows
+    sdpa = calibrate(load_plain(case), config)
+    flash = calibrate(with_flash(deepcopy(load_plain(case)), unpad=True), config)
+    assert_close(encode(flash), encode(sdpa))
+    assert flash.summary().windows == sdpa.summary().windows
+    assert flash.summary().layers == sdpa.summary().layers == {"any": (1, 2), "global": (0, 2)}[attention]
 
 
 @pytest.mark.parametrize(("pooling", "unpad"), [("lasttoken", True), ("mean", True), ("mean", False)])
@@ -101,6 +107,8 @@ def test_with_the_kernel(tiny_model: TinyModel, pooling: str, unpad: bool) -> No
     expected = calibrate(plain, config).encode_document(texts)
     fair = calibrate(with_flash(plain, unpad=unpad), config, kernel="triton")
     assert_close(fair.encode_document(texts), expected)
+    assert fair.summary().windows == (8,)
+    assert all(word in str(fair.summary()) for word in ("  local      ", "  kernel     "))
 
 
 def test_prompts_that_pooling_leaves_out(tiny_model: TinyModel) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fair_evaluation.position_collections import Passage, Question, load_passages
-from fair_evaluation.sentences import hold_out_sentences, sentence_spans
+from fair_evaluation.sentences import excerpt, hold_out_sentences, sentence_spans
 
 
 def split(text: str) -> list[str]:
@@ -125,3 +125,19 @@ class TestHoldingOut:
             "".join(text.split())
         )
         assert all(q.text not in held.text for q in held.questions)
+
+
+def test_an_excerpt_keeps_whole_sentences_around_the_answer() -> None:
+    text = " ".join(f"Sentence {i} of the text." for i in range(5))
+    question = Question(id="q", text="which?", answer="3", answer_start=text.index("3"))
+    passage = Passage(article="a", passage_id="p", text=text, questions=(question,))
+
+    def count_words(text: str) -> int:
+        return len(text.split())
+
+    found = excerpt(passage, 12, count_words)
+    assert found is not None
+    assert found.text == "Sentence 2 of the text. Sentence 3 of the text."
+    assert found.text[found.questions[0].answer_start :].startswith("3 of")
+    assert excerpt(passage, 25, count_words) is passage
+    assert excerpt(passage, 4, count_words) is None

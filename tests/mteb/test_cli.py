@@ -11,6 +11,7 @@ import pytest
 from mteb.models.model_implementations import MODEL_REGISTRY
 
 from mteb_fair.cli import build_parser, choose_model, main, select_tasks
+from mteb_fair.scores import COLUMNS
 from mteb_fair.task_registry import register
 from tests.mteb.layouts import write_fineweb
 
@@ -46,6 +47,7 @@ class TestChoice:
             (["--config", '{"layers": [3, 4]}'], "strength=0.5,layers=at3+4"),
             (["--no-calibrate-untyped"], "strength=0.5,calibrate_untyped=False"),
             (["--max-seq-length", "512"], "strength=0.5,max_seq_length=512"),
+            (["--strength", "0", "--passage-size", "128"], "strength=0.0,passage_size=128"),
         ],
     )
     def test_settings(self, arguments: list[str], settings: str) -> None:
@@ -241,7 +243,7 @@ def test_the_demo_task_and_local_data_in_a_process(tiny_path: Path, tmp_path: Pa
     (path,) = (tmp_path / "out").rglob("FineWeb-PosQ-local-*.json")
     assert json.loads(path.read_text())["scores"]["test"][0]["end_n"] == 1
     header, *rows = process.stdout.splitlines()
-    assert header.split() == ["task", "split", "subset", "length", "n", "ndcg_at_10", "psi", "harmonic_mean", "slope"]
+    assert tuple(header.split()) == COLUMNS
     assert [row.split()[0] for row in rows[:2]] == ["PositionDemoRetrieval", path.stem]
     assert str(path.relative_to(tmp_path)) in process.stdout
     assert rows[-1] == "next: the same command with --strength 0 evaluates the plain model, to compare with."

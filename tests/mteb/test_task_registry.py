@@ -42,8 +42,12 @@ class TestTasks:
     def test_the_benchmark(self) -> None:
         benchmark = mteb.get_benchmark("PositionFair")
         names = [task.metadata.name for task in benchmark.tasks]
-        assert names == ["PosIR", "PosIRCrossLingual", "FineWeb-PosQ", "SQuAD-PosQ"]
+        assert names == ["PosIR", "PosIRCrossLingual", "FineWeb-PosQ", "SQuAD-PosQ", "ColDeRReranking"]
         assert [task.metadata.name for task in mteb_fair.get_tasks()] == names
+
+    def test_colder_in_older_versions_of_mteb(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delitem(importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY, "ColDeRReranking")
+        assert [task.metadata.name for task in mteb_fair.get_tasks()][-1] == "SQuAD-PosQ"
 
     def test_local_data_in_english_alone(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -54,7 +58,7 @@ class TestTasks:
         with caplog.at_level("WARNING", "mteb_fair"):
             names = [task.metadata.name for task in mteb_fair.get_tasks("PositionFair")]
         assert names[0].startswith("PosIR-local-")
-        assert names[1:] == ["FineWeb-PosQ", "SQuAD-PosQ"]
+        assert names[1:] == ["FineWeb-PosQ", "SQuAD-PosQ", "ColDeRReranking"]
         assert "PositionFair: PosIRCrossLingual is left out" in caplog.text
         with pytest.raises(ValueError, match=r"with languages that PosIRCrossLingual has; found .*'eng-Latn'"):
             mteb_fair.get_tasks("PosIRCrossLingual")
@@ -67,6 +71,58 @@ class TestTasks:
 
 
 class TestGetTasks:
+    def test_subsets_of_colder(self) -> None:
+        """The benchmark has the subset about positions, and the task by its name all of them."""
+        for tasks in (
+            mteb_fair.get_tasks(),
+            mteb.get_benchmark("PositionFair").tasks,
+            mteb_fair.get_tasks(None, languages=["eng"]),
+        ):
+            (colder,) = (task for task in tasks if task.metadata.name == "ColDeRReranking")
+            assert colder.hf_subsets == ["position_bias"]
+        (colder,) = mteb_fair.get_tasks("ColDeRReranking")
+        assert "position_bias" in colder.hf_subsets
+        assert len(colder.hf_subsets) == 7
+
+    def test_revisions(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        commit = "0123456789abcdef" * 2 + "01234567"
+        (task,) = mteb_fair.get_tasks("SQuAD-PosQ", revision=commit)
+        assert task.metadata.name == "SQuAD-PosQ-rev-0123456789ab"
+        assert task.metadata.revision == commit
+        found = mteb.get_task(task.metadata.name)  # as MTEB does with its results
+        asked = []
+        monkeypatch.setattr(
+            "fair_evaluation.benchmarks.sources.snapshot_download",
+            lambda name, *, revision, **_: asked.append((name, revision)) or tmp_path,
+        )
+        with pytest.raises(ValueError, match="found none"):
+            found.load_data()
+        assert asked == [("rajpurkar/squad_v2", commit)]
+        own = mteb_fair.SQuADPosQ.metadata.revision
+        (task,) = mteb_fair.get_tasks("SQuAD-PosQ", revision=own)
+        assert (task.metadata.name, task.metadata.revision) == ("SQuAD-PosQ", own)
+        (task,) = mteb_fair.get_tasks("PosIR", domains=["law"], revision=commit)
+        assert task.metadata.name == "PosIR-law-rev-0123456789ab"
+
+    @pytest.mark.parametrize(
+        ("tasks", "given", "message"),
+        [
+            (
+                "PosIR",
+                {"revision": "main"},
+                "revision: expected a commit of infgrad/PosIR-Benchmark-v1, 40 hexadecimal",
+            ),
+            ("PosIR", {"revision": "0" * 40, "data_folder": "."}, "revision: the data in a folder have none"),
+            ("PositionDemoRetrieval", {"revision": "0" * 40}, "revision: the data of .* come with this package"),
+            ("PositionDemoRetrieval", {"data_folder": "."}, "data_folder: the data of .* come with this package"),
+            ("ColDeRReranking", {"revision": "0" * 40}, "revision: 'ColDeRReranking' is MTEB's own task"),
+            (None, {"revision": "0" * 40}, "revision: expected a single task for it"),
+        ],
+    )
+    def test_bad_revisions(self, tasks: str | None, given: dict[str, str], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            mteb_fair.get_tasks(tasks, **given)
+
     def test_nanobeir_beside_ours(self) -> None:
         names = [task.metadata.name for task in mteb_fair.get_tasks(["PositionDemoRetrieval", "NanoBEIR"])]
         assert names[0] == "PositionDemoRetrieval"
@@ -86,7 +142,8 @@ class TestGetTasks:
 
     def test_languages(self) -> None:
         names = [task.metadata.name for task in mteb_fair.get_tasks(None, languages=["eng"])]
-        assert names == ["PosIR", "FineWeb-PosQ", "SQuAD-PosQ"]  # no English queries to English documents
+        # PosIRCrossLingual has no English queries.
+        assert names == ["PosIR", "FineWeb-PosQ", "SQuAD-PosQ", "ColDeRReranking"]
         with pytest.raises(ValueError, match=r"languages: no task of PositionFair has any of \['xyz'\]"):
             mteb_fair.get_tasks(None, languages=["xyz"])
         with pytest.raises(ValueError, match=r"languages: FineWeb-PosQ has none of \['fra'\]"):

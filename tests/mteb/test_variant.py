@@ -43,6 +43,7 @@ class TestVariant:
             variant(config=FairConfig(layers=1)),
             variant(config=FairConfig(layers="all")),
             variant(config=FairConfig(layers=(1,))),
+            variant(config=FairConfig(attention="global")),
             variant(config=FairConfig(pooling="mean")),
             variant(config=FairConfig(isolate="bos")),
             variant(config=FairConfig(isolated_share="equal")),
@@ -56,6 +57,7 @@ class TestVariant:
             variant(calibrate_untyped=False),
             variant(max_seq_length=512),
             variant(embed_dim=64),
+            variant(passage_size=64),
             variant(model_prompts={"query": "q: "}),
             variant(model_prompts={"query": "Q: "}),
         ]
@@ -73,7 +75,7 @@ class TestVariant:
     @pytest.mark.parametrize(
         ("value", "error"), [(0, ValueError), (-3, ValueError), (True, TypeError), (64.0, TypeError)]
     )
-    @pytest.mark.parametrize("name", ["max_seq_length", "embed_dim"])
+    @pytest.mark.parametrize("name", ["max_seq_length", "embed_dim", "passage_size"])
     def test_numbers(self, name: str, value: object, error: type[Exception]) -> None:
         with pytest.raises(error, match=f"{name}: expected an integer of at least 1, got {value}"):
             variant(**{name: value})

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
+from pyterrier_dr import FlexIndex
 
 from fair_calibration import EvenChunks, FairConfig
-from pyterrier_fair import PRESETS, FairBiEncoder
+from pyterrier_fair import PRESETS, Dart, FairBiEncoder
 from tests.pyterrier.conftest import QUERIES, TEXTS, MakeEncoder
 
 SHARED: dict[str, FairBiEncoder] = {}  # unittest classes take no fixtures
@@ -35,6 +36,14 @@ class TestDocEncoder(pt.testing.transformer_test_class(lambda: SHARED["encoder"]
 
 
 class TestScorer(pt.testing.transformer_test_class(lambda: SHARED["encoder"].scorer())):  # type: ignore[misc]
+    pass
+
+
+class TestDart(pt.testing.transformer_test_class(Dart)):  # type: ignore[misc]
+    pass
+
+
+class TestDartWithAnIndex(pt.testing.transformer_test_class(lambda: Dart(FlexIndex("missing")))):  # type: ignore[misc]
     pass
 
 
@@ -113,6 +122,7 @@ SETTINGS: dict[str, Any] = {
     "strength": 0.3,
     "basket_size": 16,
     "layers": (1, 3),
+    "attention": "any",
     "pooling": "cls",
     "isolate": "bos_eos",
     "isolated_share": "equal",

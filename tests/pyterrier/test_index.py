@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from pyterrier_dr import FlexIndex
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration.identity import DifferentEncoderError
+from fair_indexing.assemble import assemble_flex
+from fair_indexing.builder import build
 from fair_indexing.lock import FolderInUseError
 from fair_indexing.pending import SourceChangedError
 from pyterrier_fair import FairBiEncoder, FairDocCache, FairIndex
@@ -49,10 +53,10 @@ class TestIndexing:
         assert index.built()
         assert [path.name for path in tmp_path.iterdir()] == ["index.flex"]
         (encoder.doc_encoder() >> FlexIndex(str(tmp_path / "theirs"), verbose=False)).index(DOCS)
-        ours, theirs = (FlexIndex(str(tmp_path / name)).payload() for name in ("index.flex", "theirs"))
+        ours, theirs = index.flex().payload(), FlexIndex(str(tmp_path / "theirs")).payload()
         assert list(ours[0]) == list(theirs[0]) == [doc["docno"] for doc in DOCS]
         assert np.abs(ours[1] - theirs[1]).max() < 1e-6
-        assert ours[2] == theirs[2]
+        assert theirs[2] | {"format": "flex", "package_hint": "fair-calibration"} == ours[2]
 
     def test_in_a_pipeline(self, index: FairIndex, tmp_path: Path) -> None:
         pipeline = pt.apply.text(lambda row: row["text"] + " ba") >> index
@@ -257,7 +261,7 @@ class TestResuming:
 
 class TestRetrieval:
     def test_is_that_of_the_flex_index(self, built: FairIndex, encoder: FairBiEncoder, topics: pd.DataFrame) -> None:
-        expected = (encoder.query_encoder() >> FlexIndex(built.path).np_retriever(num_results=5))(topics)
+        expected = (encoder.query_encoder() >> built.flex().np_retriever(num_results=5))(topics)
         found = built.retriever(num_results=5)(topics)
         pd.testing.assert_frame_equal(found, expected)
         assert len((built.retriever(kind="torch_retriever") % 2)(topics)) == 2 * len(topics)
@@ -354,7 +358,71 @@ class TestRetrieval:
         assert pt.inspect.transformer_outputs(part, ["qid", "query"]) == ["qid", "query", "query_vec"]
         assert part == built.query_encoder(encoder)
         assert part != encoder.query_encoder()
-        assert repr(index) == f"FairIndex({index.path!r}, {encoder!r})"
+        assert repr(index) == f"FairIndex({str(index.path)!r}, {encoder!r})"
+
+
+class TestArtifact:
+    def test_loading_keeps_the_check(self, built: FairIndex, make_encoder: MakeEncoder, topics: pd.DataFrame) -> None:
+        expected = built.retriever(num_results=5)(topics)
+        loaded = pt.Artifact.load(str(built.path), encoder=built.encoder)
+        assert type(loaded) is FairIndex
+        pd.testing.assert_frame_equal(loaded.retriever(num_results=5)(topics), expected)
+        with pytest.raises(DifferentEncoderError, match="max_seq_length: 128 there, 64 now"):
+            pt.Artifact.load(str(built.path), encoder=make_encoder(max_seq_length=64)).retriever()
+
+    def test_without_an_encoder(self, built: FairIndex, topics: pd.DataFrame) -> None:
+        loaded = pt.Artifact.load(str(built.path))
+        made_by = re.escape(f"its vectors were made by {built.record().model!r}. Pass one, as in")
+        needs_one: list[Callable[[], Any]] = [
+            loaded.retriever, loaded.query_encoder, loaded.check, loaded.index_inputs, lambda: loaded.index(DOCS),
+        ]  # fmt: skip
+        for call in needs_one:
+            with pytest.raises(ValueError, match=f"encoder: .*index.flex was opened without an encoder; {made_by}"):
+                call()
+        pd.testing.assert_frame_equal(loaded.retriever(built.encoder)(topics), built.retriever()(topics))
+        with pytest.raises(ValueError, match=r"nowhere was opened without an encoder\. Pass one"):
+            FairIndex("nowhere").index(DOCS)
+
+    def test_as_a_flex_index(self, built: FairIndex) -> None:
+        """FlexIndex would skip the check, so it opens the folder through `FairIndex.flex` alone."""
+        with pytest.raises(AssertionError):
+            len(FlexIndex(str(built.path)))
+        assert len(FairIndex(built.path).flex()) == len(DOCS)
+
+    def test_indexes_assembled_by_the_command(self, encoder: FairBiEncoder, tmp_path: Path) -> None:
+        done = build(encoder.calibrated_model(), DOCS, tmp_path / "build", strength=encoder.config.strength)
+        assert len(FlexIndex(str(assemble_flex(done.shards, tmp_path / "flex")))) == len(DOCS)
+        FairIndex(tmp_path / "flex", encoder).check()
+
+    def test_sharing(
+        self, built: FairIndex, topics: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Through a hub that is a folder."""
+        hub = tmp_path / "hub"
+        monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
+        for name in ("create_repo", "create_branch"):
+            monkeypatch.setattr(f"huggingface_hub.{name}", lambda *_, **__: None)
+        monkeypatch.setattr(
+            "huggingface_hub.upload_folder", lambda *, folder_path, **_: shutil.copytree(folder_path, hub)
+        )
+        download = pt.io.open_or_download_stream
+        monkeypatch.setattr(
+            "pyterrier.io.open_or_download_stream",
+            lambda url, *, headers, **settings: download(str(hub / url.rsplit("/", 1)[1]), **settings),  # noqa: ARG005
+        )
+        with pytest.raises(ValueError, match="there is no index at"):
+            FairIndex(tmp_path / "nowhere").to_hf("someone/some-index")
+        built.to_hf("someone/some-index")
+        assert "- pyterrier-artifact.dense_index.fair_flex" in (hub / "README.md").read_text()
+        assert '"package_hint": "fair-calibration"' in (hub / "README.md").read_text()
+        loaded = pt.Artifact.from_hf("someone/some-index")
+        assert type(loaded) is FairIndex
+        assert loaded.path != built.path
+        assert tree(loaded.path) == tree(built.path)
+        pd.testing.assert_frame_equal(loaded.retriever(built.encoder)(topics), built.retriever()(topics))
+        built.encoder.max_seq_length = 64
+        with pytest.raises(DifferentEncoderError, match="max_seq_length"):
+            loaded.retriever(built.encoder)
 
 
 def flat(frame: pd.DataFrame) -> list[tuple[Any, ...]]:

@@ -42,13 +42,15 @@ def run_probe(model: Any) -> Probe:
 def test_what_is_found() -> None:
     model = make_model("bert")
     found = discover(model, "sdpa", lambda: run_probe(model))
-    assert found == Discovery("transformers AttentionInterface, on top of sdpa", ("BertSelfAttention",) * 4)
+    modules = ("BertSelfAttention",) * 4
+    assert found == Discovery("transformers AttentionInterface, on top of sdpa", modules, windows=(None,) * 4)
     assert model.config._attn_implementation == "fair_sdpa"
     model = make_model("mpnet")
     found = discover(model, "eager", lambda: run_probe(model))
     assert (found.mechanism, found.modules) == ("interception of softmax", ("MPNetSelfAttention",) * 4)
     assert {tuple(shape) for shape in found.shapes} == {("softmax", 4, 4)}
     assert found.hidden_below == -32752
+    assert found.windows is None  # not known
     assert model.config._attn_implementation == "eager"
 
 

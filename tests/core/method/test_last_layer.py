@@ -142,7 +142,11 @@ def test_other_rows_are_not_to_be_read(case: MatrixCase) -> None:
         ("mean", {"pooling": "cls"}, r"expected a model that pools by 'cls', got 'mean'"),
         ("lasttoken", {"pooling": "cls"}, r"expected a model that pools by 'cls', got 'lasttoken'"),
         ("max", {"pooling": "cls"}, r"expected a model that pools by 'cls', got 'max'"),
-        ("cls", {"layers": (0, 2)}, r"layer 3, the last one, is not among the calibrated ones \(layers=\(0, 2\)\)"),
+        (
+            "cls",
+            {"layers": (0, 2)},
+            r"layer 3, the last one, is not among the calibrated ones \(layers=\(0, 2\), attention='any'\)",
+        ),
     ],
 )
 def test_what_cannot_be_left_out(pooling: str, settings: dict[str, Any], error: str, tiny_model: TinyModel) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import mteb
 import pytest
 
+from fair_evaluation.benchmarks.posir import labels_of
 from mteb_fair import PosIR, PosIRCrossLingual, get_tasks
-from mteb_fair.tasks.posir import labels_of
 from tests.mteb.layouts import write_posir
 
 Evaluate = Callable[[Any], dict[str, dict[str, Any]]]

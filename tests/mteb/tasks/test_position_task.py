@@ -9,9 +9,9 @@ import mteb
 import pytest
 
 import mteb_fair
+from fair_evaluation.benchmarks.position_data import PositionData
 from mteb_fair import FineWebPosQ, PosIR
 from mteb_fair.tasks import TASKS
-from mteb_fair.tasks.task_data import PositionData
 from tests.mteb.layouts import write_fineweb
 
 
@@ -63,6 +63,10 @@ class TestChecks:
 
 
 class TestLocalData:
+    def test_a_missing_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"data_folder: expected the folder of PosIR, there is no .*nowhere'"):
+            PosIR(data_folder=tmp_path / "nowhere")
+
     def test_other_data_are_another_task(self, tmp_path: Path, keyword_encoder: Any) -> None:
         write_fineweb(tmp_path / "a", [("red", "red", ["end"])])
         write_fineweb(tmp_path / "b", [("red", "red red", ["end"]), ("blue", "blue", ["middle"])])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fair_evaluation.benchmarks.squad_posq import groups_of
 from mteb_fair import SQuADPosQ
-from mteb_fair.tasks.squad_posq import groups_of
 from tests.mteb.layouts import write_squad
 
 

@@ -7,15 +7,20 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mteb_fair import PosIR
-from mteb_fair.tasks.sources import (
+from fair_evaluation.benchmarks.sources import (
     check_id,
     check_numbers,
     data_files,
     fingerprint,
+    hub_folder,
     local_folder,
     read_rows,
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MTEB_FAIR_DATA", raising=False)
 
 
 def test_the_environment_names_a_folder_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,8 +32,6 @@ def test_the_environment_names_a_folder_of_datasets(tmp_path: Path, monkeypatch:
 
 
 def test_missing_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"data_folder: expected the folder of PosIR, there is no folder '.*nowhere'"):
-        PosIR(data_folder=tmp_path / "nowhere")
     monkeypatch.setenv("MTEB_FAIR_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"MTEB_FAIR_DATA: there is no folder '.*nowhere'"):
         local_folder("PosIR")
@@ -36,8 +39,8 @@ def test_missing_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_hub_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ValueError, match=r"infgrad/PosIR.*: the dataset is not in the cache .* give a local copy"):
-        PosIR().load_data()
+    with pytest.raises(ValueError, match=r"some/name: the dataset is not in the cache .* give a local copy"):
+        hub_folder("some/name", "main", ["*.parquet"])
 
 
 class TestRows:

@@ -1,4 +1,4 @@
-"""`PositionData`: the documents, queries, judgements and answer positions of a task, checked as they are added."""
+"""`PositionData`: the documents, queries, judgements and answer positions of a benchmark, checked as they are added."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-logger = logging.getLogger("mteb_fair")
+logger = logging.getLogger("fair_evaluation")
 _NAMED = 5
+PART_END = "/"
+"""Ends the name of the part that an id starts with, in a benchmark whose parts are searched by themselves."""
 
 
 @dataclass(kw_only=True)
 class PositionData:
-    """One subset of a task, collected row by row and checked as a whole by `check`; faults are ValueErrors.
+    """One subset of a benchmark, collected row by row and checked as a whole by `check`; faults are ValueErrors.
 
     ``where`` is the start of error messages, such as the file or the task.
 
@@ -23,12 +25,16 @@ class PositionData:
         queries: The text of each query.
         relevant: The relevant documents of each query.
         labels: The position groups of each query.
+        positions: The relative position of each answer in its document, in [0, 1], where the benchmark has it.
+        lengths: The length of the document of each query in tokens, where the benchmark has it.
     """
 
     corpus: dict[str, str] = field(default_factory=dict)
     queries: dict[str, str] = field(default_factory=dict)
     relevant: dict[str, dict[str, int]] = field(default_factory=dict)
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    positions: dict[str, float] = field(default_factory=dict)
+    lengths: dict[str, float] = field(default_factory=dict)
     _ids: dict[str, str] = field(default_factory=dict)
 
     def document_of(self, text: Any, *, what: str, where: object) -> str:

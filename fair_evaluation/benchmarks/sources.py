@@ -1,4 +1,4 @@
-"""Finds and reads the data of a task: a local folder in the layout of the hub dataset, or the hub itself.
+"""Finds and reads the data of a benchmark: a local folder in the layout of the hub dataset, or the hub itself.
 
 What cannot be found, read or used is a ValueError that names the file.
 """
@@ -9,12 +9,14 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from huggingface_hub import snapshot_download
 
 DATA_VARIABLE = "MTEB_FAIR_DATA"
 """The environment variable that names the folder with one folder per dataset, such as ``PosIR``."""
@@ -22,6 +24,25 @@ _ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _OTHER_DATA = (".arrow", ".bz2", ".csv", ".gz", ".tsv", ".xz", ".zip", ".zst")
 _NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # written by `datasets`
 _EXPECTED = f"expected files that end in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubDataset:
+    """Where the data of a benchmark come from.
+
+    Attributes:
+        name: The name of its folder in the one that the environment variable ``MTEB_FAIR_DATA`` names.
+        repository: Its name on the hub.
+        revision: The commit or branch that is read from the hub.
+        patterns: The files to download.
+        url: The paper.
+    """
+
+    name: str
+    repository: str
+    revision: str
+    patterns: tuple[str, ...] = ("*.parquet", "*.jsonl")
+    url: str
 
 
 def local_folder(dataset: str) -> Path | None:
@@ -33,6 +54,19 @@ def local_folder(dataset: str) -> Path | None:
         raise ValueError(f"{DATA_VARIABLE}: there is no folder {root!r}; unset the variable to use the hub")
     folder = Path(root) / dataset
     return folder if folder.is_dir() else None
+
+
+def hub_folder(repository: str, revision: str, patterns: Sequence[str]) -> Path:
+    """Returns the folder of a dataset of the hub; files that match ``patterns`` are downloaded first."""
+    try:
+        return Path(
+            snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=list(patterns))
+        )
+    except Exception as error:  # the hub raises OSErrors, ValueErrors and errors of its HTTP client
+        raise ValueError(
+            f"{repository}: the dataset is not in the cache and could not be downloaded ({type(error).__name__}: "
+            f"{error}); give a local copy as data_folder, or in the folder that {DATA_VARIABLE} names"
+        ) from error
 
 
 def data_files(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mteb_fair.nearest_names import nearest_names
+from fair_calibration.nearest_names import nearest_names
 
 
 def test_nearest() -> None:
