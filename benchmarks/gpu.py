@@ -155,7 +155,7 @@ def _kernel_error(
     for kernel, cast in (("torch", torch.float32), ("triton", dtype)):
         tensors = [t.to(cast) for t in (query, key, value)]
         plain = torch.zeros(tensors[0].transpose(1, 2).shape, dtype=cast, device=run.device)
-        call = FusedCall("Attention", *tensors, dim**-0.5, bias, lambda plain=plain: (plain, None), offsets)
+        call = FusedCall("Attention", *tensors, dim**-0.5, bias, lambda plain=plain: (plain, None), offsets=offsets)
         this = CalibratedPass(frozenset({0}), baskets, config, kernel=kernel)  # type: ignore[arg-type]
         outputs.append(this.attend(call)[0].float())
     rows = real if offsets is None else torch.ones(outputs[0].shape[:2], dtype=torch.bool, device=run.device)

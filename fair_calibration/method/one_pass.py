@@ -136,7 +136,6 @@ class OnePass:
             self._isolated.shape[1],
             baskets.n_kept,
             baskets.basket_size,
-            -(-baskets.basket_size // blocks.keys),
             *strides,
             *range_strides,
             RANGES=ranges is not None,

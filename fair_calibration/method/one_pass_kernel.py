@@ -22,46 +22,42 @@ BLOCK_ISOLATED = tl.constexpr(16)  # the smallest block that tensor cores multip
 
 
 @triton.jit
+def _load(tensor, at, is_there, stride, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Loads the vectors at positions ``at`` (N,): (N, BLOCK_D), with zeros beyond D and where ``is_there`` is False."""
+    dims = tl.arange(0, BLOCK_D)
+    mask = is_there[:, None] if BLOCK_D == D else is_there[:, None] & (dims < D)[None, :]
+    return tl.load(tensor + at[:, None] * stride + dims[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
 def _logits(
-    rows,
-    key,
-    at,
-    is_key,
-    stride_row,
-    scale,
-    dims,
-    BLOCK_D: tl.constexpr,
-    D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    AS_FLOAT32: tl.constexpr,
-):
-    """Multiplies rows (M, BLOCK_D) with the keys at positions ``at`` (N,): float32 (M, N), in exponents of 2."""
-    pointers = key + at[:, None] * stride_row + dims[None, :]
-    mask = is_key[:, None] if BLOCK_D == D else is_key[:, None] & (dims < D)[None, :]
-    keys = tl.load(pointers, mask=mask, other=0.0)
+    rows, key, at, is_key, stride, scale, low, high,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, RANGES: tl.constexpr, PRECISION: tl.constexpr, AS_FLOAT32: tl.constexpr,
+):  # fmt: skip
+    """Multiplies rows (M, BLOCK_D) with the keys at positions ``at`` (N,).
+
+    Returns:
+        float32 (M, N), in exponents of 2, `HIDDEN` for keys that a row does not see; and whether it sees them, (M, N),
+        or (1, N) without RANGES.
+    """
+    visible = is_key[None, :]
+    if RANGES:
+        visible = visible & (at[None, :] >= low[:, None]) & (at[None, :] < high[:, None])
+    keys = _load(key, at, is_key, stride, D, BLOCK_D)
     if AS_FLOAT32 or rows.dtype != keys.dtype:  # the dtypes differ under autocast
         rows = rows.to(tl.float32)
         keys = keys.to(tl.float32)
-    return tl.dot(rows, tl.trans(keys), input_precision=PRECISION) * scale
+    logits = tl.dot(rows, tl.trans(keys), input_precision=PRECISION) * scale
+    return tl.where(visible, logits, HIDDEN), visible
 
 
 @triton.jit
 def _weigh(
-    weights,
-    value,
-    at,
-    is_key,
-    stride_row,
-    dims,
-    BLOCK_D: tl.constexpr,
-    D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    AS_FLOAT32: tl.constexpr,
-):
-    """Sums the values at positions ``at`` (N,) with weights (M, N): float32 (M, BLOCK_D)."""
-    pointers = value + at[:, None] * stride_row + dims[None, :]
-    mask = is_key[:, None] if BLOCK_D == D else is_key[:, None] & (dims < D)[None, :]
-    values = tl.load(pointers, mask=mask, other=0.0)
+    weights, value, at, is_key, stride,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, PRECISION: tl.constexpr, AS_FLOAT32: tl.constexpr,
+):  # fmt: skip
+    """Sums the values at positions ``at`` (N,) with weights (M, N): float32 (M, BLOCK_DV)."""
+    values = _load(value, at, is_key, stride, DV, BLOCK_DV)
     weights = weights.to(values.dtype)
     if AS_FLOAT32:
         weights = weights.to(tl.float32)
@@ -69,68 +65,37 @@ def _weigh(
     return tl.dot(weights, values, input_precision=PRECISION)
 
 
+@triton.jit
+def _merge(peak, total, values, other_peak, other_total, other_values):
+    """Merges the softmax over some keys with that over others: highest logits, sums of exp2(logit - peak), values."""
+    new_peak = tl.maximum(peak, other_peak)
+    shrink = tl.exp2(peak - new_peak)
+    other_shrink = tl.exp2(other_peak - new_peak)
+    total = total * shrink + other_total * other_shrink
+    return new_peak, total, values * shrink[:, None] + other_values * other_shrink[:, None]
+
+
 # Triton would compile variants for the values 1 and 16 of these.
 _UNSPECIALIZED = (
-    "share_kind",
-    "proportional",
-    "n_slots",
-    "n_isolated",
-    "n_kept",
-    "basket_size",
-    "n_parts",
-    "range_stride_b",
+    "share_kind", "proportional", "n_slots", "n_isolated", "n_kept", "basket_size", "range_stride_b",
     "range_stride_l",
-)
+)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
 def one_pass(
-    query,
-    key,
-    value,
-    output,
-    sequences,
-    slots,
-    isolated,
-    lowest,
-    highest,
-    exponent_scale,
-    strength,
-    fixed_share,
-    share_kind,
-    proportional,
-    n_groups,
-    n_slots,
-    n_isolated,
-    n_kept,
-    basket_size,
-    n_parts,
-    query_stride_b,
-    query_stride_h,
-    query_stride_l,
-    key_stride_b,
-    key_stride_h,
-    key_stride_l,
-    value_stride_b,
-    value_stride_h,
-    value_stride_l,
-    output_stride_b,
-    output_stride_l,
-    output_stride_h,
-    range_stride_b,
-    range_stride_l,
-    RANGES: tl.constexpr,
-    GATHER: tl.constexpr,
-    SINGLE: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    AS_FLOAT32: tl.constexpr,
-):
+    query, key, value, output, sequences, slots, isolated, lowest, highest,
+    exponent_scale, strength, fixed_share, share_kind, proportional,
+    n_groups, n_slots, n_isolated, n_kept, basket_size,
+    query_stride_b, query_stride_h, query_stride_l,
+    key_stride_b, key_stride_h, key_stride_l,
+    value_stride_b, value_stride_h, value_stride_l,
+    output_stride_b, output_stride_l, output_stride_h,
+    range_stride_b, range_stride_l,
+    RANGES: tl.constexpr, GATHER: tl.constexpr, SINGLE: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, PRECISION: tl.constexpr, AS_FLOAT32: tl.constexpr,
+):  # fmt: skip
     """Overwrites the rows of one block, which belong to all query heads of one key-value head of one sequence.
 
     Args:
@@ -155,7 +120,6 @@ def one_pass(
         n_isolated: The width of ``isolated``.
         n_kept: The last ``n_kept`` of the isolated tokens keep their own mass.
         basket_size: The number of tokens in a basket.
-        n_parts: The number of blocks of keys in a basket.
         query_stride_b: This and the next ones are the strides of the tensors by dimension, in elements.
         RANGES: Whether rows see only a range of keys each.
         GATHER: Whether the content of a sequence is not one range of positions. RANGES has to be set, too.
@@ -185,13 +149,12 @@ def one_pass(
     row = first_row + index // n_groups
     head = kv_head * n_groups + index % n_groups
     is_row = row < end_row
-    dims = tl.arange(0, BLOCK_D)
-    value_dims = tl.arange(0, BLOCK_DV)
+    query += sequence * query_stride_b
     key += sequence * key_stride_b + kv_head * key_stride_h + offset * key_stride_l
     value += sequence * value_stride_b + kv_head * value_stride_h + offset * value_stride_l
-    row_pointers = query + sequence * query_stride_b + head * query_stride_h + (offset + row) * query_stride_l
-    row_mask = is_row[:, None] if BLOCK_D == D else is_row[:, None] & (dims < D)[None, :]
-    rows = tl.load(row_pointers[:, None] + dims[None, :], mask=row_mask, other=0.0)
+    slots += sequence * n_slots
+    isolated += sequence * n_isolated
+    rows = _load(query, head * query_stride_h + (offset + row) * query_stride_l, is_row, 1, D, BLOCK_D)
 
     first_basket = 0
     end_basket = tl.cdiv(n_content, basket_size)
@@ -214,97 +177,83 @@ def one_pass(
     weight = tl.zeros([BLOCK_ROWS], tl.float32)  # the sum of the baskets' weights
     n_seen = tl.zeros([BLOCK_ROWS], tl.float32)  # the number of baskets that a row sees
     for basket in range(first_basket, end_basket):
+        begin = basket * basket_size
+        end = tl.minimum(begin + basket_size, n_content)
         basket_peak = tl.full([BLOCK_ROWS], HIDDEN, tl.float32)
         basket_total = tl.zeros([BLOCK_ROWS], tl.float32)
         basket_sum = tl.zeros([BLOCK_ROWS, BLOCK_DV], tl.float32)
         n_keys = tl.zeros([BLOCK_ROWS], tl.int32)  # that a row sees
-        if not GATHER:
-            begin = content + basket * basket_size
-            end = content + tl.minimum((basket + 1) * basket_size, n_content)
-            if RANGES:
-                n_keys = tl.maximum(tl.minimum(high, end) - tl.maximum(low, begin), 0)
-            else:
-                n_keys += end - begin
-        if SINGLE:
-            within = tl.arange(0, BLOCK_KEYS)
-            slot = basket * basket_size + within
-            is_key = (within < basket_size) & (slot < n_content)
+        # With a bound that is known, the loads of the next basket begin while this one is computed.
+        for part in range(1 if SINGLE else tl.cdiv(basket_size, BLOCK_KEYS)):
+            slot = begin + part * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+            is_key = slot < end
             at = content + slot
             if GATHER:
-                at = tl.load(slots + sequence * n_slots + slot, mask=is_key, other=0).to(tl.int32)
-            visible = is_key[None, :]
-            if RANGES:
-                visible = visible & (at[None, :] >= low[:, None]) & (at[None, :] < high[:, None])
+                at = tl.load(slots + slot, mask=is_key, other=0).to(tl.int32)
+            logits, visible = _logits(
+                rows,
+                key,
+                at,
+                is_key,
+                key_stride_l,
+                exponent_scale,
+                low,
+                high,
+                D,
+                BLOCK_D,
+                RANGES,
+                PRECISION,
+                AS_FLOAT32,
+            )
+            part_peak = tl.max(logits, 1)
+            weights = tl.where(visible, tl.exp2(logits - part_peak[:, None]), 0.0)
+            part_total = tl.sum(weights, 1)
+            part_sum = _weigh(weights, value, at, is_key, value_stride_l, DV, BLOCK_DV, PRECISION, AS_FLOAT32)
+            if SINGLE:
+                basket_peak, basket_total, basket_sum = part_peak, part_total, part_sum
+            else:
+                basket_peak, basket_total, basket_sum = _merge(
+                    basket_peak, basket_total, basket_sum, part_peak, part_total, part_sum
+                )
             if GATHER:
-                n_keys = tl.sum(visible.to(tl.int32), 1)
-            logits = _logits(
-                rows, key, at, is_key, key_stride_l, exponent_scale, dims, BLOCK_D, D, PRECISION, AS_FLOAT32
-            )
-            logits = tl.where(visible, logits, HIDDEN)
-            basket_peak = tl.max(logits, 1)
-            weights = tl.where(visible, tl.exp2(logits - basket_peak[:, None]), 0.0)
-            basket_total = tl.sum(weights, 1)
-            basket_sum = _weigh(
-                weights, value, at, is_key, value_stride_l, value_dims, BLOCK_DV, DV, PRECISION, AS_FLOAT32
-            )
-        else:
-            for part in range(n_parts):
-                within = part * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
-                slot = basket * basket_size + within
-                is_key = (within < basket_size) & (slot < n_content)
-                at = content + slot
-                if GATHER:
-                    at = tl.load(slots + sequence * n_slots + slot, mask=is_key, other=0).to(tl.int32)
-                visible = is_key[None, :]
-                if RANGES:
-                    visible = visible & (at[None, :] >= low[:, None]) & (at[None, :] < high[:, None])
-                if GATHER:
-                    n_keys += tl.sum(visible.to(tl.int32), 1)
-                logits = _logits(
-                    rows, key, at, is_key, key_stride_l, exponent_scale, dims, BLOCK_D, D, PRECISION, AS_FLOAT32
-                )
-                logits = tl.where(visible, logits, HIDDEN)
-                new_peak = tl.maximum(basket_peak, tl.max(logits, 1))
-                shrink = tl.exp2(basket_peak - new_peak)
-                weights = tl.where(visible, tl.exp2(logits - new_peak[:, None]), 0.0)
-                basket_total = basket_total * shrink + tl.sum(weights, 1)
-                part_sum = _weigh(
-                    weights, value, at, is_key, value_stride_l, value_dims, BLOCK_DV, DV, PRECISION, AS_FLOAT32
-                )
-                basket_sum = basket_sum * shrink[:, None] + part_sum
-                basket_peak = new_peak
+                n_keys += tl.sum(visible.to(tl.int32), 1)
+        if RANGES and not GATHER:
+            n_keys = tl.maximum(tl.minimum(high, content + end) - tl.maximum(low, content + begin), 0)
+        if not RANGES:
+            n_keys += end - begin
         is_seen = (n_keys > 0).to(tl.float32)
         n_seen += is_seen
         own_weight = tl.where(proportional != 0, n_keys.to(tl.float32), is_seen)
         weight += own_weight
         # A basket that a row does not see has a total of 0.
         even += basket_sum * (own_weight / tl.where(n_keys > 0, basket_total, 1.0))[:, None]
-        new_peak = tl.maximum(peak, basket_peak)
-        shrink = tl.exp2(peak - new_peak)
-        basket_shrink = tl.exp2(basket_peak - new_peak)
-        plain = plain * shrink[:, None] + basket_sum * basket_shrink[:, None]
-        total = total * shrink + basket_total * basket_shrink
-        peak = new_peak
+        peak, total, plain = _merge(peak, total, plain, basket_peak, basket_total, basket_sum)
 
-    # The masses of the tokens outside the baskets.
-    content_peak = peak
-    own_mass = tl.zeros([BLOCK_ROWS], tl.float32)  # of those that keep their own mass
-    n_others = tl.zeros([BLOCK_ROWS], tl.float32)  # the number of visible ones that get another share
+    # The tokens outside the baskets. Those with a share of their own are added up without their masses.
+    own_mass = tl.zeros([BLOCK_ROWS], tl.float32)
+    own = tl.zeros([BLOCK_ROWS, BLOCK_DV], tl.float32)
+    n_others = tl.zeros([BLOCK_ROWS], tl.float32)
+    others = tl.zeros([BLOCK_ROWS, BLOCK_DV], tl.float32)
     for start in range(0, n_isolated, BLOCK_ISOLATED):
         token = start + tl.arange(0, BLOCK_ISOLATED)
-        at = tl.load(isolated + sequence * n_isolated + token, mask=token < n_isolated, other=-1)
-        visible = (at >= 0)[None, :]
-        if RANGES:
-            visible = visible & (at[None, :] >= low[:, None]) & (at[None, :] < high[:, None])
-        logits = _logits(rows, key, at, at >= 0, key_stride_l, exponent_scale, dims, BLOCK_D, D, PRECISION, AS_FLOAT32)
-        logits = tl.where(visible, logits, HIDDEN)
+        at = tl.load(isolated + token, mask=token < n_isolated, other=-1)
+        logits, visible = _logits(
+            rows, key, at, at >= 0, key_stride_l, exponent_scale, low, high, D, BLOCK_D, RANGES, PRECISION, AS_FLOAT32
+        )
         new_peak = tl.maximum(peak, tl.max(logits, 1))
         shrink = tl.exp2(peak - new_peak)
         weights = tl.where(visible, tl.exp2(logits - new_peak[:, None]), 0.0)
         keeps = (token >= n_isolated - n_kept) | (share_kind == 0)
+        kept = tl.where(keeps[None, :], weights, 0.0)
         total = total * shrink + tl.sum(weights, 1)
-        own_mass = own_mass * shrink + tl.sum(tl.where(keeps[None, :], weights, 0.0), 1)
-        n_others += tl.sum((visible & (keeps == 0)[None, :]).to(tl.float32), 1)
+        own_mass = own_mass * shrink + tl.sum(kept, 1)
+        sums = _weigh(weights, value, at, at >= 0, value_stride_l, DV, BLOCK_DV, PRECISION, AS_FLOAT32)
+        plain = plain * shrink[:, None] + sums
+        sums = _weigh(kept, value, at, at >= 0, value_stride_l, DV, BLOCK_DV, PRECISION, AS_FLOAT32)
+        own = own * shrink[:, None] + sums
+        given = tl.broadcast_to((visible & (keeps == 0)[None, :]).to(tl.float32), weights.shape)
+        n_others += tl.sum(given, 1)
+        others += _weigh(given, value, at, at >= 0, value_stride_l, DV, BLOCK_DV, PRECISION, AS_FLOAT32)
         peak = new_peak
 
     # How the shares come about is described in `shares.blended_shares`.
@@ -313,23 +262,10 @@ def one_pass(
     left = 1.0 - own_mass * inverse
     share = tl.where(share_kind == 1, left / tl.maximum(n_seen + n_others, 1.0), left * fixed_share)
     left -= share * n_others
-    plain_factor = (1.0 - blend) * inverse * tl.exp2(content_peak - peak)
-    even_factor = blend * left / tl.maximum(weight, 1.0)
-    result = plain * plain_factor[:, None] + even * even_factor[:, None]
-    for start in range(0, n_isolated, BLOCK_ISOLATED):
-        token = start + tl.arange(0, BLOCK_ISOLATED)
-        at = tl.load(isolated + sequence * n_isolated + token, mask=token < n_isolated, other=-1)
-        visible = (at >= 0)[None, :]
-        if RANGES:
-            visible = visible & (at[None, :] >= low[:, None]) & (at[None, :] < high[:, None])
-        logits = _logits(rows, key, at, at >= 0, key_stride_l, exponent_scale, dims, BLOCK_D, D, PRECISION, AS_FLOAT32)
-        logits = tl.where(visible, logits, HIDDEN)
-        mass = tl.exp2(logits - peak[:, None]) * inverse[:, None]
-        keeps = (token >= n_isolated - n_kept) | (share_kind == 0)
-        target = tl.where(keeps[None, :], mass, share[:, None])
-        weights = tl.where(visible, (1.0 - blend)[:, None] * mass + blend[:, None] * target, 0.0)
-        result += _weigh(weights, value, at, at >= 0, value_stride_l, value_dims, BLOCK_DV, DV, PRECISION, AS_FLOAT32)
+    result = plain * ((1.0 - blend) * inverse)[:, None] + even * (blend * left / tl.maximum(weight, 1.0))[:, None]
+    result += own * (blend * inverse)[:, None] + others * (blend * share)[:, None]
 
+    value_dims = tl.arange(0, BLOCK_DV)
     pointers = output + sequence * output_stride_b + (offset + row) * output_stride_l + head * output_stride_h
     mask = is_row[:, None] if BLOCK_DV == DV else is_row[:, None] & (value_dims < DV)[None, :]
     tl.store(pointers[:, None] + value_dims[None, :], result.to(output.dtype.element_ty), mask=mask)
