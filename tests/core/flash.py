@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, modeling_flash_attention_utils
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 from transformers.modeling_flash_attention_utils import _pad_input, _unpad_input
+
+from fair_calibration.access import interface
+
+HUB_NAME = "kernels-community/flash-attn2"
 
 
 def flash_attn_func(
@@ -70,3 +77,16 @@ def lazy_imports(implementation: str, *_: Any, **__: Any) -> tuple[Any, ...]:
         AttentionInterface.register(implementation, flash_attention_forward)
         AttentionMaskInterface.register(implementation, flash_attention_mask)
     return flash_attn_func, flash_attn_varlen_func, None, _pad_input, _unpad_input
+
+
+@contextmanager
+def pretend_flash_attention() -> Iterator[None]:
+    """A context in which transformers believes that flash attention is installed and runs on CPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_flash_attention_utils, "_lazy_imports", lazy_imports)
+        patch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+        patch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", lambda *_, **__: True)
+        yield
+    interface._flash_functions.clear()
+    AttentionInterface.register("flash_attention_2", flash_attention_forward)
+    AttentionInterface._global_mapping.pop(HUB_NAME, None)

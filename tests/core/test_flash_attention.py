@@ -13,8 +13,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from transformers import AttentionInterface, PreTrainedModel, modeling_flash_attention_utils
-from transformers.integrations.flash_attention import flash_attention_forward
+from transformers import AttentionInterface, modeling_flash_attention_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fair_calibration import DocumentCounts, EvenChunks, FairConfig, calibrate, uncalibrate
@@ -25,25 +24,18 @@ from fair_evaluation.observation import load_batch
 from fair_indexing.encode import encode_texts
 from tests.conftest import TinyModel
 from tests.core.families import CASES, load_plain
-from tests.core.flash import lazy_imports
+from tests.core.flash import HUB_NAME, pretend_flash_attention
 from tests.core.tiny_models import documents
 
 CONFIG = FairConfig(basket_size=8, strength=0.7, layers=2)
 TEXTS = documents([40, 5, 27, 13])
-HUB_NAME = "kernels-community/flash-attn2"
 TOLERANCE = 2e-5  # as in test_families
 
 
 @pytest.fixture(autouse=True)
-def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Makes transformers believe that flash attention is installed and runs on CPUs."""
-    monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lazy_imports)
-    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
-    monkeypatch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", lambda *_, **__: True)
-    yield
-    interface._flash_functions.clear()
-    AttentionInterface.register("flash_attention_2", flash_attention_forward)
-    AttentionInterface._global_mapping.pop(HUB_NAME, None)
+def flash() -> Iterator[None]:
+    with pretend_flash_attention():
+        yield
 
 
 def with_flash(model: SentenceTransformer, name: str = "flash_attention_2", *, unpad: bool) -> SentenceTransformer:
