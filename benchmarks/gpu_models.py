@@ -24,7 +24,7 @@ from fair_calibration import FairConfig, calibrate
 POOLINGS = {"cls": "cls", "last": "lasttoken", "mean": "mean"}
 VOCABULARY = 1000
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}
 SLOW = 0.3  # seconds of a forward pass from which on three pairs have to do
 
 

@@ -92,10 +92,10 @@ def test_windows_of_both_sides(attention: Literal["any", "global"]) -> None:
     assert flash.summary().layers == sdpa.summary().layers == {"any": (1, 2), "global": (0, 2)}[attention]
 
 
-@pytest.mark.parametrize(("pooling", "unpad"), [("lasttoken", True), ("mean", True), ("mean", False)])
+@pytest.mark.parametrize(("pooling", "unpad"), [("lasttoken", True), ("mean", False)])
 def test_with_the_kernel(tiny_model: TinyModel, pooling: str, unpad: bool) -> None:
     pytest.importorskip("triton", reason="the package triton, which exists for Linux, is not installed")
-    plain, config, texts = tiny_model("qwen3_sliding", pooling), replace(CONFIG, layers=1), documents([25, 13])
+    plain, config, texts = tiny_model("qwen3_sliding", pooling), replace(CONFIG, layers=1), documents([22, 10])
     expected = calibrate(plain, config).encode_document(texts)
     fair = calibrate(with_flash(plain, unpad=unpad), config, kernel="triton")
     assert_close(fair.encode_document(texts), expected)

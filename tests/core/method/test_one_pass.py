@@ -65,7 +65,7 @@ def random_case(seed: int) -> Case:
     return replace(masked, window=rng.choice([None, None, 1, 4])) if masked.mask is None else masked
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_equals_the_oracle(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:  # blocks smaller than a basket, and more than one block of rows
         monkeypatch.setattr(one_pass, "choose_blocks", lambda *_: Blocks(16, 16, 4, 2))
@@ -121,7 +121,7 @@ def test_padding_inside_a_sequence(pooling: str) -> None:
 @pytest.mark.parametrize("kernel", ["torch", "triton"])
 @torch.no_grad()
 def test_a_batch_without_padding(pooling: str, kernel: KernelName) -> None:
-    for flags in ({}, {"causal": True}, {"causal": True, "window": 5}, {"window": 5}):
+    for flags in ({}, {"causal": True, "window": 5}):
         case = replace(make_case((13, 5, 9), pooling=pooling, n_heads=4, n_kv=2, min_content=5), **flags)
         case = case.to(torch.float32)
         expected, rows = case.to(torch.float64).oracle()[0].transpose(1, 2), case.rows()
