@@ -18,9 +18,9 @@ from fair_calibration.config import FairConfig
 class Baskets:
     """The roles of the tokens in a batch of B sequences padded to K keys.
 
-    There are at most N baskets of up to S tokens in a sequence, and I tokens outside the baskets. The last ``n_kept`` of
-    these are the tokens of a prompt that pooling excludes. They keep their own attention mass, whatever the settings of
-    isolated tokens are.
+    There are at most N baskets of up to S tokens in a sequence, and I tokens outside the baskets. The last ``n_kept``
+    of these are the tokens of a prompt that pooling excludes. They keep their own attention mass, whatever the settings
+    of isolated tokens are.
     """
 
     slots: Tensor  # int64 (B, N * S), the key position of each token in each basket; 0 for empty slots at its end

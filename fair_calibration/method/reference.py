@@ -10,8 +10,9 @@ steps (arXiv 2601.16934 introduces full calibration, arXiv 2606.02737 the streng
 2. Every isolated token i gets a target share s_i of the row's attention: its own plain weight p_i
    (``isolated_share="preserve"``), as much as a basket (``"equal"``), or a fixed number.
 3. The N baskets of which the row sees at least one key split the rest equally: s_b = (1 - sum_i s_i) / N. (With
-   ``last_basket="proportional"`` they split it by their numbers of such keys.) Within a basket the keys keep their proportions to each other: p'_k = s_b * q_k, where q is the softmax of l over the keys of
-   basket b alone. For an isolated token p'_i = s_i.
+   ``last_basket="proportional"`` they split it by their numbers of such keys.) Within a basket the keys keep their
+   proportions to each other: p'_k = s_b * q_k, where q is the softmax of l over the keys of basket b alone. For an
+   isolated token p'_i = s_i.
 4. The weights used are (1 - strength) * p + strength * p'.
 
 This is done for the pooled token's row only (cls and last-token pooling), or for every row (mean pooling). The fast
