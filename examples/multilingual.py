@@ -1,8 +1,8 @@
 """Measures in four languages whether an encoder favours the beginning of documents, plain and calibrated.
 
 The same documents and questions, in English and translated into German, Spanish and Chinese; every passage stands once
-at the beginning, in the middle and at the end of a document. Each language is an index of its own, which is searched with
-questions in that language and in English. Prints a table, and draws nDCG@10 by language and place.
+at the beginning, in the middle and at the end of a document. Each language is an index of its own, which is searched
+with questions in that language and in English. Prints a table, and draws nDCG@10 by language and place.
 
     python examples/multilingual.py                      # multilingual-e5-small, offline
     python examples/multilingual.py --model BAAI/bge-m3
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +21,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration import calibrate
+from fair_calibration import FairConfig, calibrate
 from fair_evaluation import PositionEvaluation, evaluate_positions
-from fair_evaluation.cutting import TokenCounter, token_counter
+from fair_evaluation.cutting import token_counter
 from fair_evaluation.position_collections import (
     PLACES,
     Passage,
@@ -33,7 +33,7 @@ from fair_evaluation.position_collections import (
 )
 from fair_evaluation.sentences import excerpt
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # for the encoder that needs no network
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # for the encoder that needs no network, and intervals
 
 TRANSLATIONS = Path(__file__).parent / "translations"
 LANGUAGES = {"English": None, "German": "de", "Spanish": "es", "Chinese": "zh"}
@@ -50,34 +50,37 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     args = parser.parse_args()
     plain = load_model(args.model)
-    models = {"plain": plain, "calibrated": calibrate(plain, strength=args.strength)}
-    collections = translated_collections(token_counter(plain))
+    models = {"plain": plain, "calibrated": calibrate(plain, FairConfig(strength=args.strength))}
+    collections = translated_collections(plain)
     evaluations = evaluate(models, collections, show_progress_bar=not args.quiet)
     print(make_table(evaluations).to_string(index=False, float_format="{:.3f}".format))
-    print("\nPSI is 1 - min / max of nDCG@10 over the places; 0 is position-fair.")
+    print("\nPSI is 1 - min / max of nDCG@10 over the places; 0 is position-fair.\n")
+    for line in differences(evaluations):
+        print(line)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     draw(evaluations).savefig(args.output, dpi=110)
     print(f"Picture of nDCG@10 by place, with 95 % intervals: {args.output}")
 
 
 def load_model(name: str | None) -> SentenceTransformer:
-    """Loads a model, reading at most 512 tokens."""
+    """Loads a model that reads at most 512 tokens."""
     if name is None:
         from encoders import load_encoder
 
         return load_encoder("e5-small")
     model = SentenceTransformer(name)
-    model.max_seq_length = MAX_SEQ_LENGTH
+    model.max_seq_length = min(MAX_SEQ_LENGTH, model.max_seq_length or MAX_SEQ_LENGTH)
     return model
 
 
-def translated_collections(count: TokenCounter) -> dict[str, list[PositionCollection]]:
+def translated_collections(model: SentenceTransformer) -> dict[str, list[PositionCollection]]:
     """Makes the three rotations of the documents in each language, all of the same passages with the same questions.
 
     Passages are cut to whole sentences, so that the model reads the three passages of a document in every language. A
     question stays if its answer is left in all languages.
     """
-    most = (MAX_SEQ_LENGTH - 12) // len(PLACES)  # 12 for the prompt, the separators and the special tokens
+    count = token_counter(model)
+    most = (model.max_seq_length - 12) // len(PLACES)  # 12 for the prompt and the special tokens
     parallel: list[list[Passage]] = []
     sources = [load_passages(code and TRANSLATIONS / f"{code}.jsonl") for code in LANGUAGES.values()]
     for translations in zip(*sources, strict=True):
@@ -85,10 +88,7 @@ def translated_collections(count: TokenCounter) -> dict[str, list[PositionCollec
         asked = [{question.id for question in passage.questions} for passage in cut if passage is not None]
         if len(asked) == len(sources) and (common := set.intersection(*asked)):
             parallel.append([_keep(passage, common) for passage in cut if passage is not None])
-    return {
-        language: build_collections([passages[i] for passages in parallel])
-        for i, language in enumerate(LANGUAGES)
-    }
+    return {language: build_collections([passages[i] for passages in parallel]) for i, language in enumerate(LANGUAGES)}
 
 
 def _keep(passage: Passage, questions: set[str]) -> Passage:
@@ -138,11 +138,21 @@ def score(collection: PositionCollection, similarities: np.ndarray) -> list[tupl
 
 def make_table(evaluations: dict[tuple[str, str, str], PositionEvaluation]) -> pd.DataFrame:
     """Puts the evaluations into a table, first with questions in the language of the documents."""
-    rows = [
-        (*key, result.mean, *result.groups["mean"], result.psi)
-        for key, result in sorted(evaluations.items(), key=lambda item: item[0][0] != item[0][1])
-    ]
+    languages = list(LANGUAGES)
+    ordered = sorted(evaluations, key=lambda key: (key[0] != key[1], languages.index(key[0])))
+    rows = [(*key, (e := evaluations[key]).mean, *e.groups["mean"], e.psi) for key in ordered]
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def differences(evaluations: dict[tuple[str, str, str], PositionEvaluation]) -> Iterator[str]:
+    """Yields what calibration changes in each language, with 95 % intervals from a paired bootstrap over questions."""
+    from rotations import compare
+
+    yield "Calibrated minus plain, questions in the language of the documents:"
+    for language in LANGUAGES:
+        changed = compare(evaluations[language, language, "calibrated"], evaluations[language, language, "plain"])
+        ndcg, psi = ("{:+.3f} [{:+.3f}, {:+.3f}]".format(*changed[measure]) for measure in ("ndcg", "psi"))
+        yield f"{language:8} nDCG@10 {ndcg}  PSI {psi}"
 
 
 def draw(evaluations: dict[tuple[str, str, str], PositionEvaluation]) -> Figure:
