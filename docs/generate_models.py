@@ -44,7 +44,8 @@ and side of padding, the tests check that
   convolutions read the padding in the plain model as well).
 
 A family with another kind of attention (windows, bidirectional, ALiBi) has a separate row. Half precision, float64 and
-autocast are tested with 9 of the cases, and calibration on top of `eager` attention with 9.
+autocast are tested with 9 of the cases, and calibration on top of `eager` attention with 9. With flash attention the
+vectors are compared with those of `sdpa` for 6 models, on the CPU: see [GPUs and flash attention](gpu.md).
 """
 REFUSED_HEAD = """
 ## Refused

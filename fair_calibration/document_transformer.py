@@ -15,6 +15,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import nn
 
 from fair_calibration.access.interface import handle_attention
+from fair_calibration.access.unpadded import attention_mask_of
 from fair_calibration.config import FairConfig
 from fair_calibration.even_chunks.config import EvenChunks
 from fair_calibration.limits import NO_LIMIT, position_limit, validate_max_seq_length
@@ -83,6 +84,20 @@ class DocumentTransformer(Transformer):
     def is_pooled_row_only(self) -> bool:
         """Whether the last layer is computed for the pooled rows alone when documents are encoded."""
         return False
+
+    @property
+    def kernel(self) -> Any:
+        """What computes calibrated attention."""
+        return "torch"
+
+    def use_kernel(self, kernel: Any, model: nn.Module) -> None:
+        """Computes calibrated attention with this kernel from now on.
+
+        Raises:
+            TypeError: ``kernel`` is not a string.
+            ValueError: The kernel is unknown, or the model or the settings are not suited to it.
+        """
+        raise NotImplementedError
 
     def use_pooled_row_only(self, model: nn.Module) -> None:
         """Computes the last layer of ``model`` for the pooled rows alone from now on.
@@ -204,10 +219,10 @@ class DocumentTransformer(Transformer):
         if self._is_query(task):
             return self.encode_queries(features, **kwargs)
         self.check_ready()
-        if "attention_mask" not in features:
+        if attention_mask_of(features) is None:
             raise ValueError(
-                f"features: documents need padded text with an attention_mask, got {sorted(features)}; encode other "
-                "inputs with the plain model"
+                "features: documents need text with an attention_mask, or with cu_seq_lens_q if it is not padded, got "
+                f"{sorted(features)}; encode other inputs with the plain model"
             )
         return self.encode_documents(dict(features), strength, **kwargs)
 

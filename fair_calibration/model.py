@@ -13,6 +13,7 @@ from torch import nn
 from fair_calibration.adoption import adopt, find_transformer, why_unsupported
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentTransformer
+from fair_calibration.method.calibrated_pass import KernelName
 from fair_calibration.sentence_transformer import FairSentenceTransformer
 from fair_calibration.settings import Settings, choose_settings
 
@@ -24,6 +25,7 @@ def calibrate(
     config: Settings | str | None = None,
     *,
     pooled_row_only: bool | None = None,
+    kernel: KernelName | None = None,
     max_seq_length: int | None = None,
 ) -> FairSentenceTransformer:
     """Returns a calibrated model that shares the given model's weights; the given one stays plain and usable.
@@ -37,6 +39,10 @@ def calibrate(
             its attention and linear layers for all rows but the pooled one. Vectors are the same up to rounding, and
             there are no token embeddings. A short text is encoded first to check that the model allows it. None means
             the value that the model was calibrated with before, or else False.
+        kernel: What computes the calibrated rows: "torch", which runs everywhere, or "triton", a kernel for CUDA
+            devices (docs/gpu.md) that has not been run on a GPU yet. A short text is encoded first with both, to check
+            that they agree. What "triton" cannot compute is refused, and so are gradients. None means the value that
+            the model was calibrated with before, or else "torch".
         max_seq_length: The number of tokens at which documents are truncated; None means that of the given model, whose
             own length stays as it is.
 
@@ -64,9 +70,12 @@ def calibrate(
     if isinstance(transformer, DocumentTransformer):
         default = transformer.fair_config
         pooled_row_only = transformer.is_pooled_row_only if pooled_row_only is None else pooled_row_only
+        kernel = transformer.kernel if kernel is None else kernel
     module = adopt(transformer, choose_settings(config, default=default), max_seq_length=max_seq_length)
     calibrated = _assemble(FairSentenceTransformer, model, modules)
     module.look_up(calibrated)
+    if kernel is not None:
+        module.use_kernel(kernel, calibrated)
     if pooled_row_only:
         module.use_pooled_row_only(calibrated)
     return calibrated

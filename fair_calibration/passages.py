@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sentence_transformers import SentenceTransformer
 
+from fair_calibration.access.unpadded import sequence_lengths
 from fair_calibration.limits import has_limit
 from fair_calibration.prompts import document_prompt
 from fair_calibration.texts import tokenizer_lock
@@ -53,7 +54,7 @@ def check_chunk_size(model: SentenceTransformer, chunk_size: int, *, setting: st
     if limit is None or not has_limit(limit):
         return
     features = model.preprocess([""], prompt=document_prompt(model) or None, task="document")
-    n_others = int(features["attention_mask"].sum())
+    n_others = int(sequence_lengths(features).sum())
     if chunk_size + n_others > limit:
         raise ValueError(
             f"{setting}: expected at most {limit - n_others}, as the model reads {limit} tokens (max_seq_length), of "

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fair_calibration.access.unpadded import attention_mask_of
 from fair_calibration.config import FairConfig
 from fair_calibration.limits import has_limit
 
@@ -102,10 +103,12 @@ def count_truncated(features: Mapping[str, Any], max_seq_length: int | None) -> 
     encodings = getattr(features, "encodings", None)
     if encodings is not None:
         return sum(bool(encoding.overflowing) for encoding in encodings)
-    # Slow tokenizers do not record what they cut off: texts that fill the limit count as truncated.
-    if "attention_mask" not in features or max_seq_length is None:
+    # Slow tokenizers do not record what they cut off, and batches without padding have lost it: texts that fill the
+    # limit count as truncated.
+    mask = attention_mask_of(features)
+    if mask is None or max_seq_length is None:
         return 0
-    return int((features["attention_mask"].sum(-1) >= max_seq_length).sum())
+    return int((mask.sum(-1) >= max_seq_length).sum())
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class Summary:
         pooled_row_only: Whether the last layer is computed for the pooled rows alone.
         windows: For each calibrated layer, the distance in tokens from which on tokens do not see each other. None
             where all do, and for models whose attention is intercepted, where it is not known.
+        kernel: What computes the calibrated rows: "torch", or "triton", which has not been run on a GPU yet.
     """
 
     model: str
@@ -136,6 +140,7 @@ class Summary:
     max_seq_length: int | None
     pooled_row_only: bool = False
     windows: tuple[int | None, ...] = ()
+    kernel: str = "torch"
 
     def __str__(self) -> str:
         config = self.config
@@ -161,6 +166,11 @@ class Summary:
                 + ("" if config.isolate == "none" else f", keeping {share}")
                 + ("; baskets weigh by size" if config.last_basket == "proportional" else ""),
                 f"  mechanism  {self.mechanism}",
+                *(
+                    []
+                    if self.kernel == "torch"
+                    else [f"  kernel     {self.kernel}, one pass over the keys; not yet run on a GPU"]
+                ),
                 describe_documents(
                     self.counts, self.max_seq_length, done="calibrated", least=config.min_content_tokens
                 ),

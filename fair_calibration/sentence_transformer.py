@@ -13,6 +13,7 @@ from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentTransformer
 from fair_calibration.even_chunks.report import EvenChunksSummary
 from fair_calibration.even_chunks.transformer import EvenChunksTransformer
+from fair_calibration.method.calibrated_pass import KernelName
 from fair_calibration.model_source import find_model
 from fair_calibration.query import is_query_route, task_of_call
 from fair_calibration.report import DocumentCounts, Summary
@@ -39,6 +40,7 @@ class FairSentenceTransformer(SentenceTransformer):
         *,
         config: Settings | str | None = None,
         pooled_row_only: bool = False,
+        kernel: KernelName = "torch",
         max_seq_length: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -49,6 +51,7 @@ class FairSentenceTransformer(SentenceTransformer):
             config: A `FairConfig`, an `EvenChunks` or the name of a preset; None means the settings that the model was
                 saved with, or else the defaults.
             pooled_row_only: As in `calibrate`. It is not saved with the model.
+            kernel: As in `calibrate`. It is not saved with the model.
             max_seq_length: As in `calibrate`.
             **kwargs: Further arguments of SentenceTransformer.
 
@@ -73,6 +76,7 @@ class FairSentenceTransformer(SentenceTransformer):
             adopt(transformer, chosen, max_seq_length=max_seq_length).on_model_ready(self)
         elif max_seq_length is not None:
             self.max_seq_length = max_seq_length
+        self.fair.use_kernel(kernel, self)
         if pooled_row_only:
             self.fair.use_pooled_row_only(self)
 

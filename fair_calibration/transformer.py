@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -21,15 +21,18 @@ from fair_calibration.access.discovery import (
     model_name,
     set_implementation,
 )
-from fair_calibration.access.interface import BaseImplementation, base_implementation, register_implementations
+from fair_calibration.access.interface import base_implementation, register_implementations
+from fair_calibration.access.unpadded import OFFSETS, attention_mask_of
 from fair_calibration.config import FairConfig
 from fair_calibration.document_transformer import DocumentState, DocumentTransformer
 from fair_calibration.method.baskets import build_baskets
-from fair_calibration.method.calibrated_pass import CalibratedPass
+from fair_calibration.method.calibrated_pass import CalibratedPass, KernelName
 from fair_calibration.method.last_layer import PooledRows, check_only_pooled_rows_are_read, compare_with_whole_layer
+from fair_calibration.method.one_pass import check_device, check_same_output
 from fair_calibration.poolings import poolings_of, single_mode
 from fair_calibration.report import DocumentCounts, Summary
 from fair_calibration.texts import tokenizer_lock
+from fair_calibration.validation import validate_choice
 
 
 @dataclass
@@ -37,9 +40,10 @@ class FairState(DocumentState):
     """The state of a `FairTransformer`."""
 
     config: FairConfig
-    base_implementation: BaseImplementation = "sdpa"  # the attention implementation that the model was loaded with
+    base_implementation: str = "sdpa"  # the attention implementation that the model was loaded with
     discovery: Discovery | None = None  # how its attention is reached; None before the module is part of a model
     n_last_linear: int | None = None  # the linear layers after the last attention, if computed for pooled rows alone
+    kernel: KernelName = "torch"
 
 
 class FairTransformer(DocumentTransformer):
@@ -76,24 +80,61 @@ class FairTransformer(DocumentTransformer):
             ValueError: Other rows are read as well, the last layer is not calibrated, or the model is not suited to it.
         """
         config, discovery = self._require_ready()
-        layers = _select_layers(config, discovery)
         n_layers = len(discovery.modules)
+        layers = _select_layers(config, discovery)
         check_only_pooled_rows_are_read(config, self.state.followers, layers=layers, n_layers=n_layers)
-        device = getattr(model, "device", self.model.device)
-        mask = self._run_probe(device).attention_mask
+        if self.can_flatten_inputs:
+            raise ValueError(
+                "pooled_row_only: flash attention runs over batches without padding, for which it is not available; "
+                "set model[0].unpad_inputs = False, or pooled_row_only to False"
+            )
         # The probe has only a few tokens.
         probing = replace(config, basket_size=1, min_content=1, isolate="none", strength=0.5)
-        baskets = build_baskets(mask, probing).to(mask.device)
-
-        def encode(rows: PooledRows | None) -> torch.Tensor:
-            calibrated_pass = CalibratedPass(frozenset(layers), baskets, probing, rows)
-            with discovery.handle(calibrated_pass, mask), rows or nullcontext():
-                return self._run_probe(device).output
-
-        rows = PooledRows(baskets.pooled, mask.shape[1])
+        device = getattr(model, "device", self.model.device)
+        mask = self._run_probe(device).attention_mask
+        rows = PooledRows(build_baskets(mask, probing).pooled.to(mask.device), mask.shape[1])
         with evaluating(self.model):
+            encode = partial(self._run_calibrated_probe, device, probing, mask, self.state.kernel)
             compare_with_whole_layer(model_name(self.model), rows, encode)
         self.state.n_last_linear = rows.n_linear
+
+    def use_kernel(self, kernel: KernelName, model: nn.Module) -> None:
+        """Computes calibrated rows with this kernel from now on, if that leaves the output of the model as it is.
+
+        Raises:
+            TypeError: ``kernel`` is not a string.
+            ValueError: It is not the name of a kernel, or the kernel is not suited to the model or its device.
+        """
+        validate_choice("kernel", kernel, get_args(KernelName))
+        if kernel != "torch":
+            config, _ = self._require_ready()
+            device = getattr(model, "device", self.model.device)
+            check_device(device)
+            # The probe has only a few tokens.
+            probing = replace(config, basket_size=3, min_content=1, strength=0.5)
+            mask = self._run_probe(device).attention_mask
+            with evaluating(self.model):
+                kernels: tuple[KernelName, KernelName] = ("torch", kernel)
+                outputs = [self._run_calibrated_probe(device, probing, mask, name, None) for name in kernels]
+            if outputs[0].shape[:2] == mask.shape:  # padding may come out in any way
+                outputs = [output[mask.bool()] for output in outputs]
+            check_same_output(model_name(self.model), *outputs)
+        self.state.kernel = kernel
+
+    def _run_calibrated_probe(
+        self, device: torch.device, config: FairConfig, mask: torch.Tensor, kernel: KernelName, rows: PooledRows | None
+    ) -> torch.Tensor:
+        """Runs the probe with calibrated attention, given its attention mask (B, L); ``config`` is resolved."""
+        discovery = cast(Discovery, self.state.discovery)
+        layers = frozenset(_select_layers(config, discovery))
+        calibrated_pass = CalibratedPass(layers, build_baskets(mask, config).to(mask.device), config, rows, kernel)
+        with discovery.handle(calibrated_pass, mask), rows or nullcontext():
+            return self._run_probe(device).output
+
+    @property
+    def kernel(self) -> KernelName:
+        """What computes the calibrated rows."""
+        return self.state.kernel
 
     @property
     def is_pooled_row_only(self) -> bool:
@@ -108,14 +149,15 @@ class FairTransformer(DocumentTransformer):
     def _run_probe(self, device: torch.device) -> Probe:
         with tokenizer_lock:
             features = Transformer.preprocess(self, list(PROBE_TEXTS))
-        if "attention_mask" not in features:
+        features = {key: value.to(device) if torch.is_tensor(value) else value for key, value in features.items()}
+        mask = attention_mask_of(features)
+        if mask is None:
             raise ValueError(
                 f"{model_name(self.model)} takes no attention_mask (features: {sorted(features)}): only text models "
-                "with padded input can be calibrated"
+                "whose input shows where its sequences end can be calibrated"
             )
-        features = {key: value.to(device) if torch.is_tensor(value) else value for key, value in features.items()}
         result = Transformer.forward(self, features)
-        return Probe(result["attention_mask"], result[self.module_output_name])
+        return Probe(mask, result[self.module_output_name])
 
     def encode_documents(self, features: dict[str, Any], strength: float, **kwargs: Any) -> dict[str, Any]:
         """Runs the transformer over documents with calibrated attention, and counts them.
@@ -127,7 +169,7 @@ class FairTransformer(DocumentTransformer):
             result, counts = self._encode_calibrated(features, strength, **kwargs)
         else:
             result = self.encode_queries(features, **kwargs)
-            counts = DocumentCounts(plain=len(features["attention_mask"]))
+            counts = DocumentCounts(plain=len(cast(torch.Tensor, attention_mask_of(features))))
         self.counter.add(counts, max_seq_length=self.max_seq_length)
         return result
 
@@ -140,16 +182,19 @@ class FairTransformer(DocumentTransformer):
                 "gradient checkpointing computes attention again in the backward pass, where it is not calibrated; "
                 "train with model[0].model.gradient_checkpointing_disable() or strength=0"
             )
-        mask = features["attention_mask"]
+        mask = cast(torch.Tensor, attention_mask_of(features))
         baskets = build_baskets(mask, config, prompt_length=self.excluded_prompt(features)).to(mask.device)
         counts = DocumentCounts(sum(baskets.is_calibrated), mask.shape[0] - sum(baskets.is_calibrated))
         if not counts.calibrated:
             return self.encode_queries(features, **kwargs), counts
         rows, layers, n_layers = None, _select_layers(config, discovery), len(discovery.modules)
-        if self.is_pooled_row_only and mask.shape[0] != mask.shape[1]:  # as `PooledRows` needs it
+        # `PooledRows` needs padded input, with B and L that differ.
+        if self.is_pooled_row_only and OFFSETS not in features and mask.shape[0] != mask.shape[1]:
             check_only_pooled_rows_are_read(config, self.state.followers, layers=layers, n_layers=n_layers)
             rows = PooledRows(baskets.pooled, mask.shape[1])
-        calibrated_pass = CalibratedPass(frozenset(layers), baskets, replace(config, strength=strength), rows)
+        calibrated_pass = CalibratedPass(
+            frozenset(layers), baskets, replace(config, strength=strength), rows, self.kernel
+        )
         with discovery.handle(calibrated_pass, mask), rows or nullcontext():
             result = Transformer.forward(self, features, **kwargs)
         if calibrated_pass.n_calls != n_layers:
@@ -184,7 +229,7 @@ class FairTransformer(DocumentTransformer):
         """
         _, discovery = self._require_ready()
         own = {"task": "document"} if "task" in self.state.own_kwargs else {}
-        with discovery.handle(handler, features["attention_mask"]):
+        with discovery.handle(handler, cast(torch.Tensor, attention_mask_of(features))):
             result: dict[str, Any] = Transformer.forward(self, features, **own)
         return result
 
@@ -211,6 +256,7 @@ class FairTransformer(DocumentTransformer):
             modules=tuple(discovery.modules[i] for i in layers),
             windows=tuple(discovery.windows[i] for i in layers) if discovery.windows else (None,) * len(layers),
             mechanism=discovery.mechanism,
+            kernel=self.kernel,
             pooled_row_only=self.is_pooled_row_only,
             counts=self.counter.counts,
             max_seq_length=self.max_seq_length,
@@ -219,7 +265,7 @@ class FairTransformer(DocumentTransformer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A worker process has not registered our attention functions yet.
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        register_implementations()
+        register_implementations(self.state.base_implementation)
 
 
 def _select_layers(config: FairConfig, discovery: Discovery) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from fair_calibration.access.unpadded import sequence_lengths
 from fair_calibration.document_transformer import DocumentTransformer
 from fair_calibration.even_chunks.transformer import EvenChunksTransformer
 from fair_calibration.limits import has_limit
@@ -48,7 +49,7 @@ def count_tokens(model: SentenceTransformer, texts: Sequence[str], *, prompt: st
         features = first.tokenize_documents(list(texts), strength=0.0, **settings).features
     else:
         features = model.preprocess(list(texts), **settings)
-    counts: list[int] = features["attention_mask"].sum(1).tolist()
+    counts: list[int] = sequence_lengths(features).tolist()
     return counts
 
 

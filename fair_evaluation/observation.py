@@ -72,6 +72,7 @@ def load_batch(model: FairSentenceTransformer, texts: Sequence[str], *, prompt: 
 
     Raises:
         TypeError: The model encodes in even chunks.
+        ValueError: The model encodes documents without padding.
     """
     fair = model.fair
     if not isinstance(fair, FairTransformer):
@@ -81,6 +82,11 @@ def load_batch(model: FairSentenceTransformer, texts: Sequence[str], *, prompt: 
         )
     features, n_truncated = fair.tokenize_documents(list(texts), prompt or None, strength=0.0, task="document")
     features = {name: v.to(model.device) if isinstance(v, Tensor) else v for name, v in features.items()}
+    if "attention_mask" not in features:
+        raise ValueError(
+            "model: with flash attention it encodes documents without padding, which is not diagnosed; set "
+            "model[0].unpad_inputs = False, or load it with attn_implementation='sdpa'"
+        )
     summary = fair.summary()
     prompt_length = fair.excluded_prompt(features)
     baskets = build_baskets(features["attention_mask"], summary.config, prompt_length=prompt_length)

@@ -108,6 +108,7 @@ def describe_environment(
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
         "pooled_row_only": isinstance(fair, FairTransformer) and fair.is_pooled_row_only,
+        "kernel": "torch" if fair is None else fair.kernel,
         "versions": {package: _version(package) for package in _PACKAGES},
         **settings,
     }

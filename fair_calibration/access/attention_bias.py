@@ -22,17 +22,21 @@ class AttentionBias:
             key. None if there is no mask.
         position_bias: Added to the logits, broadcastable to (B, H, L, K); None if there is none.
         causal: Whether row i may see only keys 0 to i. transformers sets this instead of passing a causal mask.
+        window: Row i may see only keys at a distance below ``window``; None for no such limit. Flash attention is given
+            this number instead of a mask.
     """
 
     mask: Tensor | None
     position_bias: Tensor | None
     causal: bool
+    window: int | None = None
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def has_same_masks(self, other: AttentionBias) -> bool:
         """Returns whether both consist of tensors that share storage, as most models pass one mask to all layers."""
         own, others = (map(_memory, (bias.mask, bias.position_bias)) for bias in (self, other))
-        return self.causal == other.causal and list(own) == list(others)
+        same_flags = (self.causal, self.window) == (other.causal, other.window)
+        return same_flags and list(own) == list(others)
 
     def cached(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Returns what ``compute`` returned at the first call with this key, in the same batch."""
@@ -60,13 +64,25 @@ class AttentionBias:
         mask = None if self.mask is None else _take(self.mask, sequences, rows, keys)
         position_bias = None if self.position_bias is None else _take(self.position_bias, sequences, rows, keys)
         visible = None
-        if self.causal and not (isinstance(keys, slice) and keys.stop - 1 <= rows.start):
+        skips = isinstance(keys, slice) and keys.stop - 1 <= rows.start and self.window is None
+        if self._has_range and not skips:
             row_positions = torch.arange(rows.start, rows.stop, device=device)[:, None]
             if isinstance(keys, slice):
-                visible = (torch.arange(keys.start, keys.stop, device=device) <= row_positions)[None, None]
+                visible = self._in_range(torch.arange(keys.start, keys.stop, device=device), row_positions)[None, None]
             else:
-                visible = keys[:, None, None, :] <= row_positions
+                visible = self._in_range(keys[:, None, None, :], row_positions)
         return _combine(mask, position_bias, visible)
+
+    @property
+    def _has_range(self) -> bool:
+        return self.causal or self.window is not None
+
+    def _in_range(self, keys: Tensor, rows: Tensor) -> Tensor:
+        """Returns which keys lie where causality and the window let the rows see, given positions of both."""
+        if self.window is None:
+            return keys <= rows
+        seen = keys > rows - self.window
+        return seen & (keys <= rows if self.causal else keys < rows + self.window)
 
     @property
     def is_per_head(self) -> bool:
@@ -83,15 +99,15 @@ class AttentionBias:
         mask, position_bias = (
             t if t is None or t.shape[1] == 1 else t[:, heads] for t in (self.mask, self.position_bias)
         )
-        return AttentionBias(mask, position_bias, self.causal)
+        return AttentionBias(mask, position_bias, self.causal, self.window)
 
     def rows(self, rows: Tensor, n_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Reads the bias and visibility of one row of each sequence, int64 (B,), as `block` does, for (B, H, K)."""
         mask = None if self.mask is None else _take_rows(self.mask, rows)
         position_bias = None if self.position_bias is None else _take_rows(self.position_bias, rows)
         visible = None
-        if self.causal:
-            visible = (torch.arange(n_keys, device=rows.device) <= rows[:, None])[:, None]
+        if self._has_range:
+            visible = self._in_range(torch.arange(n_keys, device=rows.device), rows[:, None])[:, None]
         return _combine(mask, position_bias, visible)
 
 
@@ -101,11 +117,11 @@ def _memory(tensor: Tensor | None) -> object:
 
 
 def _combine(
-    mask: Tensor | None, position_bias: Tensor | None, causally_visible: Tensor | None
+    mask: Tensor | None, position_bias: Tensor | None, in_range: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Turns a mask of either form, a position bias and causality into one bias and one visibility."""
+    """Turns a mask of either form, a position bias and the range of visible keys into one bias and one visibility."""
     bias = None if position_bias is None else position_bias.float()
-    visible = causally_visible
+    visible = in_range
     if mask is not None:
         if mask.dtype == torch.bool:
             mask_visible = mask

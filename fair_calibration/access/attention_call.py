@@ -16,7 +16,8 @@ class FusedCall:
     """One call of a whole attention function: queries, keys and values go in, the output comes out.
 
     ``run_plain`` runs the model's own attention. It returns the output (B, L, H, D_v), and the attention weights if the
-    model's attention returns them, else None.
+    model's attention returns them, else None. If ``offsets`` is given, the batch has no padding: its B sequences stand
+    one after the other in tensors with B = 1 and L = T tokens together, and each sees itself only (`unpadded`).
     """
 
     name: str  # the class name of the attention module
@@ -27,6 +28,7 @@ class FusedCall:
     bias: AttentionBias
     run_plain: Callable[[], tuple[Tensor, Tensor | None]]
     window: int | None = None  # a token sees only tokens fewer positions away than this; None means all
+    offsets: Tensor | None = None  # int32 (B + 1,), where the sequences of a batch without padding begin and end
 
 
 @dataclass(frozen=True)

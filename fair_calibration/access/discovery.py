@@ -18,7 +18,6 @@ from fair_calibration.access.attention_call import AttentionHandler
 from fair_calibration.access.compilation import run_uncompiled
 from fair_calibration.access.interception import CallShape, Interception
 from fair_calibration.access.interface import (
-    BaseImplementation,
     handle_attention,
     implementation_name,
     register_implementations,
@@ -31,8 +30,8 @@ PROBE_TEXTS = ("one", "A probe of two lengths, so that one of the two sequences 
 class Probe(NamedTuple):
     """The result of one forward pass over `PROBE_TEXTS`."""
 
-    attention_mask: Tensor  # (B, L), 1 for tokens and 0 for padding
-    output: Tensor  # usually (B, L, D)
+    attention_mask: Tensor  # (B, L), 1 for tokens and 0 for padding, as if padded if the model runs without padding
+    output: Tensor  # usually (B, L, D), or (1, T, D) without padding
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Discovery:
             yield
 
 
-def discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Callable[[], Probe]) -> Discovery:
+def discover(model: PreTrainedModel, base: str, run_probe: Callable[[], Probe]) -> Discovery:
     """Finds out whether the attention of a model is reached through the AttentionInterface or by interception.
 
     Args:
@@ -85,7 +84,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Callable[[], Probe]) -> Discovery:
+def _discover(model: PreTrainedModel, base: str, run_probe: Callable[[], Probe]) -> Discovery:
     name, kinds = model_name(model), [type(module) for module in model.modules()]
     set_implementation(model, base)
     plain = run_probe()
@@ -98,7 +97,7 @@ def _discover(model: PreTrainedModel, base: BaseImplementation, run_probe: Calla
 
     routed = AttentionRecorder(plain.attention_mask)
     if model._can_set_attn_implementation():
-        register_implementations()
+        register_implementations(base)
         set_implementation(model, implementation_name(base))
         with handle_attention(routed):
             recorded = run_probe()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fair_calibration.access.attention_call import FusedCall, SoftmaxCall, expand_heads
+from fair_calibration.access.unpadded import pad_call, pad_sequences
 
 # Largest error of recomputed attention, relative to the largest value: a few rounding steps of the dtype.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -47,8 +48,13 @@ class AttentionRecorder:
             ValueError: The call is not self-attention over the tokens of the batch, its values are not finite, or its
                 output is not that of softmax(scale * q k + bias) v.
         """
-        output, weights = call.run_plain()
+        plain_output, weights = call.run_plain()
+        output = plain_output
         length = self.attention_mask.shape[1]
+        if call.offsets is not None:
+            output = pad_sequences(output, call.offsets, length)
+            call = pad_call(call, call.offsets, length)
+            call = replace(call, bias=replace(call.bias, mask=self.attention_mask.bool()[:, None, None]))
         if call.query.shape[2] != length or call.key.shape[2] != length:
             raise ValueError(
                 f"{call.name} attends from {call.query.shape[2]} to {call.key.shape[2]} positions of a batch "
@@ -76,7 +82,7 @@ class AttentionRecorder:
             self._check_padding(call.name, logits)
         self.modules.append(call.name)
         self.windows.append(call.window)
-        return output, weights
+        return plain_output, weights
 
     def weigh(self, call: SoftmaxCall) -> Tensor:
         """Runs the plain softmax and checks that it is attention over the tokens of the batch.

@@ -50,8 +50,26 @@ class EvenChunksTransformer(DocumentTransformer):
             "set pooled_row_only=False, or calibrate with a FairConfig"
         )
 
+    def use_kernel(self, kernel: Any, model: nn.Module) -> None:  # noqa: ARG002
+        """Raises a ValueError for every kernel but "torch": no attention is calibrated."""
+        if kernel != "torch":
+            raise ValueError(
+                f"kernel: expected 'torch' with EvenChunks, which calibrates no attention, got {kernel!r}; leave it "
+                "out, or calibrate with a FairConfig"
+            )
+
     def prepare(self, model: nn.Module) -> None:  # noqa: ARG002
-        """Raises a ValueError if the model's pooling does not work on chunks, or a chunk does not fit into an input."""
+        """Checks the model.
+
+        Raises:
+            ValueError: Its pooling does not work on chunks, a chunk does not fit into an input, or it encodes documents
+                without padding.
+        """
+        if self.can_flatten_inputs:
+            raise ValueError(
+                "EvenChunks: with flash attention the model encodes documents without padding, which is not supported; "
+                "set model[0].unpad_inputs = False, or load it with attn_implementation='sdpa'"
+            )
         self._pooling()
         longest_input(self._frame(None), self.state.config, position_limit(self.model))
 

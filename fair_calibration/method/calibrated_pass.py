@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fair_calibration.access.attention_bias import AttentionBias
 from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
+from fair_calibration.access.unpadded import pad_call, pad_sequences, unpad_sequences
 from fair_calibration.config import FairConfig
 from fair_calibration.method.all_rows import calibrate_all_rows
 from fair_calibration.method.baskets import Baskets
 from fair_calibration.method.last_layer import PooledRows
+from fair_calibration.method.one_pass import OnePass
 from fair_calibration.method.pooled_row import calibrate_pooled_row
 from fair_calibration.method.softmax_weights import calibrate_weights
 
+KernelName = Literal["torch", "triton"]
+"""What computes the calibrated rows: torch's functions, or a Triton kernel for CUDA devices (`one_pass`)."""
 _N_CACHED_MASKS = 2  # models use up to two, one for full attention and one for a sliding window
 
 
@@ -28,8 +34,13 @@ class CalibratedPass:
     baskets: Baskets  # on the model's device
     config: FairConfig  # with "auto" resolved
     rows: PooledRows | None = None  # computes the last layer, which is calibrated, for the pooled rows only
+    kernel: KernelName = "torch"
     n_calls: int = 0  # the number of attention calls so far
     _biases: deque[AttentionBias] = field(default_factory=lambda: deque(maxlen=_N_CACHED_MASKS))
+
+    @cached_property
+    def _one_pass(self) -> OnePass:
+        return OnePass(self.baskets, self.config)
 
     def _next_is_calibrated(self) -> bool:
         """Counts one more call and returns whether it is to be calibrated; the last such call begins ``rows``."""
@@ -50,8 +61,30 @@ class CalibratedPass:
         self._biases.append(bias)
         return bias
 
+    def _count_positions(self, call: FusedCall) -> int:
+        """Returns how many positions a call over the tokens of the batch has."""
+        if call.offsets is None:
+            return self.baskets.segment_of_key.shape[1]
+        return sum(stop - first for first, stop in self.baskets.valid)
+
+    def _calibrate_unpadded(self, output: Tensor, call: FusedCall, offsets: Tensor) -> Tensor:
+        """Returns the output with every row calibrated, for a batch without padding. Padded copies are made."""
+        length = self.baskets.segment_of_key.shape[1]
+        padded = pad_sequences(output, offsets, length)
+        calibrate_all_rows(padded, pad_call(call, offsets, length), self.baskets, self.config)
+        return unpad_sequences(padded, offsets, output.shape[1])
+
     def weigh(self, call: SoftmaxCall) -> Tensor:
-        """Runs one softmax, and calibrates its weights if its layer is a calibrated one."""
+        """Runs one softmax, and calibrates its weights if its layer is a calibrated one.
+
+        Raises:
+            ValueError: The kernel is "triton", which computes attention as a whole.
+        """
+        if self.kernel == "triton":
+            raise ValueError(
+                f"kernel: 'triton' cannot be used with {call.name}, which computes its attention weights itself; use "
+                "kernel='torch'"
+            )
         weights = call.softmax()
         if self._next_is_calibrated():
             if weights.requires_grad:
@@ -73,11 +106,12 @@ class CalibratedPass:
             The output (B, L, H, D_v), and the attention weights. The latter are None for a calibrated layer.
 
         Raises:
-            ValueError: The call is to be calibrated, but does not attend over the tokens of the batch.
+            ValueError: The call is to be calibrated, but does not attend over the tokens of the batch, or the kernel
+                cannot compute it.
         """
         if not self._next_is_calibrated():
             return call.run_plain()
-        length, n_keys = self.baskets.segment_of_key.shape[1], call.key.shape[2]
+        length, n_keys = self._count_positions(call), call.key.shape[2]
         if call.query.shape[2] != length or n_keys != length:
             raise ValueError(
                 f"{call.name} attends from {call.query.shape[2]} to {n_keys} positions, "
@@ -97,5 +131,12 @@ class CalibratedPass:
         call = replace(call, bias=self._with_cache(call.bias))
         # Autocast would run the matrix products of the calibration in half precision; they need float32.
         with torch.autocast(call.query.device.type, enabled=False):
-            (calibrate_all_rows if every_row else calibrate_pooled_row)(output, call, self.baskets, self.config)
+            if self.kernel == "triton":
+                self._one_pass.calibrate(output, call)
+            elif not every_row:
+                calibrate_pooled_row(output, call, self.baskets, self.config)
+            elif call.offsets is None:
+                calibrate_all_rows(output, call, self.baskets, self.config)
+            else:
+                output = self._calibrate_unpadded(output, call, call.offsets)
         return output, None  # the weights of eager attention would be the plain ones

@@ -19,9 +19,11 @@ from torch.overrides import TorchFunctionMode
 from fair_calibration.config import FairConfig
 from fair_calibration.poolings import check_pooled_directly
 
-# Largest difference from the whole layer, relative to the largest value: matrix products of other shapes round
-# differently. If rows are mixed, or computed from meaningless numbers, they are off by about 1.
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest difference of two ways to compute a model's output, relative to the largest value, by dtype.
+
+Matrix products of other shapes round differently. Rows that are mixed, or made of meaningless numbers, are off by 1.
+"""
 
 
 class PooledRows(TorchFunctionMode):
@@ -120,7 +122,7 @@ def compare_with_whole_layer(name: str, rows: PooledRows, encode: Callable[[Pool
     else:
         expected, got = rows.select(whole).double(), rows.select(part).double()
         off, largest = (got - expected).abs().max(), expected.abs().max()
-        if off <= _TOLERANCE.get(whole.dtype, 1e-1) * largest:  # not so for NaN
+        if off <= TOLERANCE.get(whole.dtype, 1e-1) * largest:  # not so for NaN
             return
         problem = (
             f"mixes tokens after its last attention (the pooled row alone is off by {float(off):.3g}, values reach "

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fair_calibration.access.attention_bias import AttentionBias
 from fair_calibration.access.attention_call import FusedCall
+from fair_calibration.access.unpadded import pad_sequences
 from fair_calibration.config import FairConfig
 from fair_calibration.method.baskets import Baskets
 from fair_calibration.method.shares import MASKED, blended_shares
@@ -34,23 +35,31 @@ def calibrate_pooled_row(output: Tensor, call: FusedCall, baskets: Baskets, conf
     In addition to the plain attention this takes B x H x K logits in float32, but no L x K matrix.
 
     Args:
-        output: (B, L, H, D_v), the output of the plain attention, changed in place.
+        output: (B, L, H, D_v), the output of the plain attention, changed in place; (1, T, H, D_v) for a batch without
+            padding, whose keys and values are padded here.
         call: The attention call.
         baskets: The roles of the tokens, on the same device.
         config: The settings, with "auto" resolved.
     """
-    sequences = torch.arange(len(call.query), device=call.query.device)
+    key, value = call.key, call.value
+    if call.offsets is None:
+        rows = torch.arange(len(call.query), device=call.query.device), baskets.pooled
+    else:
+        begin = call.offsets[:-1]
+        rows = torch.zeros_like(begin), begin + baskets.pooled
+        length = baskets.segment_of_key.shape[1]
+        key, value = (pad_sequences(t.transpose(1, 2), call.offsets, length).transpose(1, 2) for t in (key, value))
     row_bias, visible = call.bias.cached("pooled", lambda: _read_row(call.bias, baskets))
     # The logits are as large as the weights. No variable here refers to them, so that they can be freed early.
     weights = blended_weights(
-        _row_logits(call.query[sequences, :, baskets.pooled], call.key, row_bias, visible.keys, call.scale),
+        _row_logits(call.query[rows[0], :, rows[1]], key, row_bias, visible.keys, call.scale),
         visible,
         baskets,
         config,
     )
-    row = _weighted_values(weights, call.value)  # (B, H, D_v)
-    plain = output[sequences, baskets.pooled]
-    output[sequences, baskets.pooled] = torch.where(baskets.calibrated[:, None, None], row.to(output.dtype), plain)
+    row = _weighted_values(weights, value)  # (B, H, D_v)
+    plain = output[rows]
+    output[rows] = torch.where(baskets.calibrated[:, None, None], row.to(output.dtype), plain)
 
 
 def _read_row(bias: AttentionBias, baskets: Baskets) -> tuple[Tensor | None, VisibleKeys]:

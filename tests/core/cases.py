@@ -39,6 +39,7 @@ class Case:
     mask: Tensor | None = None
     position_bias: Tensor | None = None
     causal: bool = False
+    window: int | None = None
     scale: float = 0.4
     prompt_length: int = 0
 
@@ -52,7 +53,7 @@ class Case:
 
     @property
     def bias(self) -> AttentionBias:
-        return AttentionBias(self.mask, self.position_bias, self.causal)
+        return AttentionBias(self.mask, self.position_bias, self.causal, self.window)
 
     def to(self, dtype: torch.dtype) -> Case:
         """Returns the case rounded to ``dtype``, additive masks and biases included, as a model of it has them."""
@@ -87,6 +88,9 @@ class Case:
             bias = bias + self.position_bias.double()
         if self.causal:
             visible = visible & torch.ones(length, length, dtype=torch.bool).tril()
+        if self.window is not None:
+            positions = torch.arange(length)
+            visible = visible & ((positions[:, None] - positions).abs() < self.window)
         return bias, visible
 
     def oracle(self) -> tuple[Tensor, Tensor]:
@@ -244,6 +248,8 @@ def masked_variants(case: Case) -> dict[str, Case]:
         "bool broadcast L": replace(case, mask=padding),
         "causal flag": replace(case, causal=True),
         "causal bool": replace(case, mask=padding & tril),
+        "window flag": replace(case, window=3),
+        "causal window flag": replace(case, window=3, causal=True),
         "window": replace(case, mask=padding & window),
         "causal window": replace(case, mask=padding & window & tril),
         "ragged heads": replace(case, mask=padding & ragged),

@@ -329,11 +329,13 @@ def test_other_backends_are_refused(tiny_model: TinyModel) -> None:
         calibrate(plain, CONFIG)
 
 
-@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention", "kernels-community/flash-attn"])
+@pytest.mark.parametrize("name", ["flex_attention", "paged|eager"])
 def test_other_implementations_are_refused(name: str, tiny_model: TinyModel) -> None:
     plain = tiny_model()
     plain[0].model.config._attn_implementation_internal = name
-    text = rf"attn_implementation: calibration works on top of \['sdpa', 'eager'\], .* with '{name}'; load it with"
+    text = (
+        rf"attn_implementation: calibration works on top of \['sdpa', 'eager'\] and flash attention, .* with '{name}';"
+    )
     with pytest.raises(ValueError, match=text):
         calibrate(plain, CONFIG)
 
@@ -387,7 +389,7 @@ def test_a_module_without_a_model(tiny_folder: Any) -> None:
 def test_features_without_a_mask_are_refused(tiny_model: TinyModel) -> None:
     fair = calibrate(tiny_model(), CONFIG)
     with pytest.raises(
-        ValueError, match=r"features: documents need padded text with an attention_mask, got \['input_i"
+        ValueError, match=r"features: documents need text with an attention_mask, or .*, got \['input_i"
     ):
         fair[0]({"input_ids": torch.tensor([[0, 9, 9, 2]])})
 

@@ -14,7 +14,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from fair_calibration import FairConfig
 from fair_calibration.access.attention_call import FusedCall, SoftmaxCall
 from fair_calibration.access.interface import (
-    BaseImplementation,
     handle_attention,
     implementation_name,
     register_implementations,
@@ -47,7 +46,7 @@ def make_call(
     length: int = 9,
     n_keys: int | None = None,
     mask: Tensor | None = None,
-    base: BaseImplementation = "sdpa",
+    base: str = "sdpa",
     module: nn.Module | None = None,
     **arguments: Any,
 ) -> FusedCall:
