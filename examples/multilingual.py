@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
 
 from fair_calibration import FairConfig, calibrate
+from fair_calibration.settings import settings_from_text
 from fair_evaluation import PositionEvaluation, evaluate_positions
 from fair_evaluation.cutting import token_counter
 from fair_evaluation.position_collections import (
@@ -45,13 +46,20 @@ def main() -> None:
     """Encodes, evaluates, prints the table and saves the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a multilingual sentence-transformers model (default: multilingual-e5-small)")
-    parser.add_argument("--strength", type=float, default=0.5, help="of the calibration (default: %(default)s)")
+    parser.add_argument(
+        "--config",
+        type=settings_from_text,
+        default=FairConfig(),
+        help="settings: the name of a preset such as even_chunks, or JSON (default: the published ones)",
+    )
     parser.add_argument("--output", type=Path, default=Path("results/multilingual.png"), help="the picture")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     args = parser.parse_args()
     plain = load_model(args.model)
-    models = {"plain": plain, "calibrated": calibrate(plain, FairConfig(strength=args.strength))}
+    models = {"plain": plain, "calibrated": calibrate(plain, args.config)}
     collections = translated_collections(plain)
+    sizes = {(len(rotations[0].documents), len(rotations[0].queries)) for rotations in collections.values()}
+    print("{} documents with {} questions in each language\n".format(*sizes.pop()))
     evaluations = evaluate(models, collections, show_progress_bar=not args.quiet)
     print(make_table(evaluations).to_string(index=False, float_format="{:.3f}".format))
     print("\nPSI is 1 - min / max of nDCG@10 over the places; 0 is position-fair.\n")

@@ -23,7 +23,9 @@ def test_the_example(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    head, *lines = [line.split() for line in result.stdout.split("\n\n")[0].splitlines()]
+    sizes, table, *_ = result.stdout.split("\n\n")
+    assert sizes.endswith("questions in each language")
+    head, *lines = [line.split() for line in table.splitlines()]
     assert head == ["documents", "questions", "model", "nDCG@10", "beginning", "middle", "end", "PSI"]
     languages = ["English", "German", "Spanish", "Chinese"]
     own = [(language, language) for language in languages]
