@@ -5,9 +5,9 @@
     python benchmarks/baskets.py --record benchmarks/records/baskets.jsonl --table
 
 A document's last basket usually has fewer tokens than the others. It gets an equal share of the attention, or a share
-by its size ("proportional"), or the baskets of a document are made equally long ("even": as few as before, and with the
-sizes that `fair_calibration` has for chunks). The last is no setting of `FairConfig`; it is measured with a basket size
-for each document.
+by its size ("proportional"), or the baskets of a document are made equally long, as few as before. With two baskets
+that is the setting "halves"; with more it is no setting of `FairConfig` and measured with a basket size for each
+document ("even", with the sizes that `fair_calibration` has for chunks).
 """
 
 from __future__ import annotations
@@ -36,11 +36,6 @@ GEOMETRIES = {
     "4 x 110": Geometry(n_places=4, least=60, most=125, low=400, high=500),
 }
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
-LAST = ("equal", "proportional", "even")
-SETTINGS: list[dict[str, Any]] = [
-    {"strength": 0.0},
-    *({"strength": strength, "last": last} for strength, last in product(STRENGTHS, LAST)),
-]
 
 
 def main() -> None:
@@ -50,11 +45,17 @@ def main() -> None:
     if not args.table:
         for study in collections(args, GEOMETRIES):
             bench = Bench(study.model, study.data)
-            for setting in SETTINGS:
+            kinds = product(STRENGTHS, kinds_of_last_basket(GEOMETRIES[study.where["geometry"]]))
+            for setting in [{"strength": 0.0}, *({"strength": s, "last": last} for s, last in kinds)]:
                 key = {**study.where, **setting}
                 row = record.get(key, partial(_row, bench, study.facts, **setting))
                 print(key, row["ndcg"], row["psi"], flush=True)
     print(table(record))
+
+
+def kinds_of_last_basket(geometry: Geometry) -> tuple[str, ...]:
+    """Returns what is measured on documents of a geometry, by the names that the record has for it."""
+    return ("equal", "proportional", "halves" if geometry.n_places == 2 else "even")
 
 
 def _row(bench: Bench, facts: dict[str, Any], *, strength: float, last: str = "equal") -> dict[str, Any]:
@@ -89,11 +90,11 @@ def table(record: Record) -> str:
     rows = []
     for encoder in ENCODERS:
         for source in dict.fromkeys(row["passages"] for row in record.rows):
-            for geometry in GEOMETRIES:
+            for geometry, shape in GEOMETRIES.items():
                 where = {"encoder": encoder, "passages": source, "geometry": geometry}
                 if (plain := record.find({**where, "strength": 0.0})) is None:
                     continue
-                for last in LAST:
+                for last in kinds_of_last_basket(shape):
                     found = [record.find({**where, "strength": s, "last": last}) for s in STRENGTHS]
                     size = f"{geometry} ({plain['tokens']:.0f} tokens)"
                     rows.append([encoder, source, size, last, *(_cell(row) for row in [plain, *found])])

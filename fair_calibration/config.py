@@ -13,7 +13,7 @@ from fair_calibration.validation import validate_choice, validate_positive_int, 
 
 Pooling = Literal["auto", "cls", "last", "mean"]
 Isolate = Literal["auto", "none", "bos", "bos_eos"]
-LastBasket = Literal["equal", "proportional"]
+LastBasket = Literal["equal", "proportional", "halves"]
 Attention = Literal["any", "global"]
 
 
@@ -44,7 +44,8 @@ class FairConfig(JsonSettings):
             much as a basket (``"equal"``), or a fixed share in [0, 1).
         last_basket: How much attention the last basket of a document gets, which usually has fewer tokens than the
             others: as much as every other basket (``"equal"``, as published), or, as then holds for every basket, in
-            proportion to the number of its tokens that the row may attend to (``"proportional"``).
+            proportion to the number of its tokens that the row may attend to (``"proportional"``). ``"halves"`` is
+            ``"equal"``, except that a document of two baskets is cut into two of the same length.
         min_content: Documents with fewer content tokens than this stay as in the plain model. None means one basket.
     """
 

@@ -157,7 +157,8 @@ class Summary:
         )
         return "\n".join(
             [
-                f"{self.model}: strength {config.strength}, baskets of {config.basket_size} tokens",
+                f"{self.model}: strength {config.strength}, baskets of {config.basket_size} tokens"
+                + (", or two halves" if config.last_basket == "halves" else ""),
                 f"  layers     {_spans(self.layers)} of {self.n_layers} ({', '.join(sorted(set(self.modules)))})",
                 *self._describe_windows(),
                 f"  rows       {rows}" + ("; the last layer is computed for no other" if self.pooled_row_only else ""),

@@ -109,7 +109,7 @@ def attention_profile(
             fair.max_seq_length,
         )
     frames = [
-        group.frame(settings.basket_size, per_head=per_head).assign(n_baskets=n_baskets, calibrated=calibrated)
+        group.frame(per_head=per_head).assign(n_baskets=n_baskets, calibrated=calibrated)
         for (n_baskets, calibrated), group in sorted(groups.items())
     ]
     by = ["layer", "head"] if per_head else ["layer"]
@@ -181,7 +181,7 @@ class _Group:
         self.plain += _sum_indices(plain, segments)
         self.calibrated += _sum_indices(calibrated, segments)
 
-    def frame(self, basket_size: int, *, per_head: bool) -> pd.DataFrame:
+    def frame(self, *, per_head: bool) -> pd.DataFrame:
         """Returns the mean shares, one row per layer (and head) and segment."""
         plain, calibrated = (np.asarray(sums) / self.documents for sums in (self.plain, self.calibrated))
         if not per_head:
@@ -190,10 +190,11 @@ class _Group:
         is_basket = np.array(self.names) == "basket"
         basket = np.cumsum(is_basket) - 1
         by_segment = pd.DataFrame({"segment": self.names, "tokens": self.tokens / self.documents})
+        stops = np.cumsum(self.most_tokens * is_basket)
         for name, values in {
             "basket": basket,
-            "first_token": basket * basket_size,
-            "last_token": basket * basket_size + self.most_tokens - 1,
+            "first_token": stops - self.most_tokens,
+            "last_token": stops - 1,
         }.items():
             by_segment[name] = pd.array(values, dtype="Int64")
             by_segment.loc[~is_basket, name] = pd.NA

@@ -6,6 +6,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start: two runs at once share two cores
 os.environ["TRITON_INTERPRET"] = "1"  # the kernel for GPUs runs on the CPU; read when it is imported
 
 from collections.abc import Callable

@@ -90,7 +90,7 @@ def _groups(baskets: Baskets, dim: int) -> list[slice]:
         last_layout, layout = layout, None
         n_baskets = count_baskets(baskets, slice(i, i + 1))
         if content is not None:
-            layout = (content[0], n_baskets)
+            layout = (content[0], n_baskets, baskets.sizes[i])
         start, stop = baskets.valid[i]
         n_bytes = min(stop - start, _ROWS_PER_BLOCK) * n_baskets * dim * 4  # the basket outputs of one head
         joins = groups and groups[-1].stop == i and layout is not None and layout == last_layout

@@ -18,12 +18,12 @@ from fair_calibration.config import FairConfig
 class Baskets:
     """The roles of the tokens in a batch of B sequences padded to K keys.
 
-    There are at most N baskets of S tokens in a sequence, and I tokens outside the baskets. The last ``n_kept`` of
-    these are the tokens of a prompt that pooling excludes. They keep their own attention mass, whatever the settings of
-    isolated tokens are.
+    There are at most N baskets of up to S tokens in a sequence, and I tokens outside the baskets. The last ``n_kept``
+    of these are the tokens of a prompt that pooling excludes. They keep their own attention mass, whatever the settings
+    of isolated tokens are.
     """
 
-    slots: Tensor  # int64 (B, N * S), the key position of each token in each basket; 0 for an empty slot at its end
+    slots: Tensor  # int64 (B, N * S), the key position of each token in each basket; 0 for empty slots at its end
     filled: Tensor  # bool (B, N * S), which slots are not empty
     isolated: Tensor  # int64 (B, I), the positions of the tokens outside the baskets; 0 for one that a sequence lacks
     isolated_filled: Tensor  # bool (B, I), which of them the sequence has
@@ -35,6 +35,7 @@ class Baskets:
     valid: tuple[tuple[int, int], ...]  # of every sequence, the range (first, last + 1) of its tokens
     content: tuple[tuple[int, int] | None, ...]  # the same of the tokens in baskets; None if others are among them
     basket_size: int  # S
+    sizes: tuple[int, ...]  # of every sequence, the number of tokens in a basket: S or, of two halves, less
 
     @property
     def n_baskets(self) -> int:
@@ -50,7 +51,7 @@ class Baskets:
 
 
 def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: int = 0) -> Baskets:
-    """Cuts the content of every sequence into consecutive baskets; the last one takes the remainder.
+    """Cuts the content of every sequence into consecutive baskets of one size; the last one takes the remainder.
 
     Args:
         attention_mask: (B, K), nonzero for tokens and 0 for padding, which may stand on either side.
@@ -89,13 +90,18 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
     slots = torch.zeros(n_sequences, n_baskets * size, dtype=torch.int64)
     filled = torch.zeros(n_sequences, n_baskets * size, dtype=torch.bool)
     sequence, position = content.nonzero(as_tuple=True)
-    slot = (content.cumsum(1) - 1)[sequence, position]
+    sizes = torch.full_like(n_content, size)
+    if config.last_basket == "halves":
+        sizes = torch.where((n_content > size) & (n_content <= 2 * size), (n_content + 1) // 2, size)
+    index = (content.cumsum(1) - 1)[sequence, position]  # of a token among the content of its sequence
+    basket = index // sizes[sequence]
+    slot = basket * size + index % sizes[sequence]
     slots[sequence, slot] = position
     filled[sequence, slot] = True
 
     stacked = torch.stack(outside, dim=1) if outside else valid.new_zeros(n_sequences, 0, length)  # (B, I, K)
     segment = torch.full((n_sequences, length), n_baskets + len(outside), dtype=torch.int64)
-    segment[sequence, position] = slot // size
+    segment[sequence, position] = basket
     for i, mask in enumerate(outside):
         segment[mask] = n_baskets + i
 
@@ -118,6 +124,7 @@ def build_baskets(attention_mask: Tensor, config: FairConfig, *, prompt_length: 
             for (start, stop), n in zip(content_ranges, n_content.tolist(), strict=True)
         ),
         basket_size=size,
+        sizes=tuple(sizes.tolist()),
     )
 
 

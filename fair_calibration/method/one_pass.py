@@ -77,18 +77,19 @@ class OnePass:
         return torch.where(self._baskets.isolated_filled, self._baskets.isolated, -1).int().contiguous()
 
     def _describe_sequences(self, offsets: Tensor | None) -> Tensor:
-        """Returns what the kernel reads of every sequence, int32 (B, 5)."""
+        """Returns what the kernel reads of every sequence, int32 (B, 6)."""
         baskets = self._baskets
         device = baskets.pooled.device
         on_host = [
-            (*valid, (content or (0, 0))[0]) for valid, content in zip(baskets.valid, baskets.content, strict=True)
+            (*valid, (content or (0, 0))[0], size)
+            for valid, content, size in zip(baskets.valid, baskets.content, baskets.sizes, strict=True)
         ]
-        first, end, content = torch.tensor(on_host, device=device).reshape(-1, 3).unbind(1)
+        first, end, content, size = torch.tensor(on_host, device=device).reshape(-1, 4).unbind(1)
         if self._config.pooling != "mean":
             first, end = baskets.pooled, baskets.pooled + 1
         end = torch.where(baskets.calibrated, end, first)  # no rows of other sequences
         begin = torch.zeros_like(first) if offsets is None else offsets[:-1]
-        return torch.stack([begin, first, end, content, baskets.filled.sum(1)], 1).int()
+        return torch.stack([begin, first, end, content, baskets.filled.sum(1), size], 1).int()
 
     def _launch(self, output: Tensor, call: FusedCall, ranges: RowRanges | None) -> None:
         from fair_calibration.method.one_pass_kernel import one_pass

@@ -104,10 +104,10 @@ def one_pass(
         key: (B, H_kv, L, D), or (1, H_kv, T, D).
         value: (B, H_kv, L, D_v), or (1, H_kv, T, D_v).
         output: (B, L, H, D_v), or (1, T, H, D_v).
-        sequences: int32 (B, 5), of each sequence: where it begins in a batch without padding (else 0), the first row to
-            compute and the one after the last, where the content begins, and the number of content tokens. Positions
-            are counted from the beginning of the sequence.
-        slots: int64 (B, n_slots), the position of each content token; read only with GATHER.
+        sequences: int32 (B, 6), of each sequence: where it begins in a batch without padding (else 0), the first row to
+            compute and the one after the last, where the content begins, the number of content tokens, and the size of
+            its baskets. Positions are counted from the beginning of the sequence.
+        slots: int64 (B, n_slots), the position of each content token by basket; read only with GATHER.
         isolated: int32 (B, n_isolated), the positions of the tokens outside the baskets, -1 for one that is lacking.
         lowest: int32 (B or 1, L or 1), the first key that a row sees; read only with RANGES.
         highest: the same for the key after the last.
@@ -120,7 +120,7 @@ def one_pass(
         n_slots: The width of ``slots``.
         n_isolated: The width of ``isolated``.
         n_kept: The last ``n_kept`` of the isolated tokens keep their own mass.
-        basket_size: The number of tokens in a basket.
+        basket_size: The largest number of tokens in a basket.
         query_stride_b: This and the next ones are the strides of the tensors by dimension, in elements.
         RANGES: Whether rows see only a range of keys each.
         GATHER: Whether the content of a sequence is not one range of positions. RANGES has to be set, too.
@@ -137,12 +137,13 @@ def one_pass(
     block = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
-    entry = sequences + sequence * 5
+    entry = sequences + sequence * 6
     offset = tl.load(entry).to(tl.int64)
     first_row = tl.load(entry + 1)
     end_row = tl.load(entry + 2)
     content = tl.load(entry + 3)
     n_content = tl.load(entry + 4)
+    size = tl.load(entry + 5)
     if first_row + (block * BLOCK_ROWS) // n_groups >= end_row:
         return
 
@@ -158,7 +159,7 @@ def one_pass(
     rows = _load(query, head * query_stride_h + (offset + row) * query_stride_l, is_row, 1, D, BLOCK_D)
 
     first_basket = 0
-    end_basket = tl.cdiv(n_content, basket_size)
+    end_basket = tl.cdiv(n_content, size)
     low = tl.zeros([BLOCK_ROWS], tl.int32)
     high = tl.zeros([BLOCK_ROWS], tl.int32)
     if RANGES:
@@ -167,9 +168,9 @@ def one_pass(
         high = tl.load(highest + ranges, mask=is_row, other=0)
         if not GATHER:  # baskets that no row of the block sees are left out
             seen_from = tl.min(tl.where(is_row & (low < high), low, content + n_content), 0)
-            first_basket = tl.maximum(seen_from - content, 0) // basket_size
+            first_basket = tl.maximum(seen_from - content, 0) // size
             seen_to = tl.minimum(tl.maximum(tl.max(high, 0) - content, 0), n_content)
-            end_basket = tl.cdiv(seen_to, basket_size)
+            end_basket = tl.cdiv(seen_to, size)
 
     peak = tl.full([BLOCK_ROWS], HIDDEN, tl.float32)  # the highest logit so far
     total = tl.zeros([BLOCK_ROWS], tl.float32)  # the sum of exp(logit - peak) over all keys
@@ -178,8 +179,8 @@ def one_pass(
     weight = tl.zeros([BLOCK_ROWS], tl.float32)  # the sum of the baskets' weights
     n_seen = tl.zeros([BLOCK_ROWS], tl.float32)  # the number of baskets that a row sees
     for basket in range(first_basket, end_basket):
-        begin = basket * basket_size
-        end = tl.minimum(begin + basket_size, n_content)
+        begin = basket * size
+        end = tl.minimum(begin + size, n_content)
         basket_peak = tl.full([BLOCK_ROWS], HIDDEN, tl.float32)
         basket_total = tl.zeros([BLOCK_ROWS], tl.float32)
         basket_sum = tl.zeros([BLOCK_ROWS, BLOCK_DV], tl.float32)
@@ -190,7 +191,7 @@ def one_pass(
             is_key = slot < end
             at = content + slot
             if GATHER:
-                at = tl.load(slots + slot, mask=is_key, other=0).to(tl.int32)
+                at = tl.load(slots + slot + basket * (basket_size - size), mask=is_key, other=0).to(tl.int32)
             logits, visible = _logits(
                 rows,
                 key,

@@ -5,12 +5,14 @@ key, plus biases) and p = softmax(l) the model's own attention weights. The cali
 steps (arXiv 2601.16934 introduces full calibration, arXiv 2606.02737 the strength):
 
 1. The isolated tokens (such as the CLS token) stand by themselves. All other tokens, the content, are cut into
-   consecutive baskets of ``basket_size`` tokens; the last basket takes the remainder.
+   consecutive baskets of ``basket_size`` tokens; the last basket takes the remainder. (With ``last_basket="halves"``
+   the content of two baskets is cut in the middle.)
 2. Every isolated token i gets a target share s_i of the row's attention: its own plain weight p_i
    (``isolated_share="preserve"``), as much as a basket (``"equal"``), or a fixed number.
-3. The N baskets of which the row sees at least one key split the rest equally: s_b = (1 - sum_i s_i) / N. Within a
-   basket the keys keep their proportions to each other: p'_k = s_b * q_k, where q is the softmax of l over the keys of
-   basket b alone. For an isolated token p'_i = s_i.
+3. The N baskets of which the row sees at least one key split the rest equally: s_b = (1 - sum_i s_i) / N. (With
+   ``last_basket="proportional"`` they split it by their numbers of such keys.) Within a basket the keys keep their
+   proportions to each other: p'_k = s_b * q_k, where q is the softmax of l over the keys of basket b alone. For an
+   isolated token p'_i = s_i.
 4. The weights used are (1 - strength) * p + strength * p'.
 
 This is done for the pooled token's row only (cls and last-token pooling), or for every row (mean pooling). The fast
@@ -136,6 +138,6 @@ def _target_weights(logits: Tensor, plain: Tensor, roles: Roles, config: FairCon
 
     n_content = sum(len(keys) for keys in baskets)
     for keys in baskets:
-        share = left / len(baskets) if config.last_basket == "equal" else left * len(keys) / n_content
+        share = left * len(keys) / n_content if config.last_basket == "proportional" else left / len(baskets)
         target[keys] = share * logits[keys].softmax(0)
     return target

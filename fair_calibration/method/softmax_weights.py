@@ -84,7 +84,7 @@ def _calibrate_block(
     isolated = logits[..., positions].float()
     isolated_visible = filled & ~(isolated <= hidden_below)
     first, stop = baskets.content[sequence] or (0, 0)
-    parts = _parts_of_weights(_cut_content(weights, first, stop, baskets.basket_size), config)
+    parts = _parts_of_weights(_cut_content(weights, first, stop, baskets.sizes[sequence]), config)
     block = weights
     if parts is not None:
         # The log-sum-exps are those of log weights, which differ from the logits by a constant in each row. So the
@@ -94,7 +94,7 @@ def _calibrate_block(
         if weights.dtype != torch.float32:
             block = torch.empty_like(weights, dtype=torch.float32)
         block[..., first:stop] = logits[..., first:stop]
-        parts = _parts_of_logits(_cut_content(block, first, stop, baskets.basket_size), hidden_below)
+        parts = _parts_of_logits(_cut_content(block, first, stop, baskets.sizes[sequence]), hidden_below)
     shares = blended_shares(
         torch.cat([part.lse for part in parts], -1).movedim(-1, 0),
         isolated.where(isolated_visible, MASKED).movedim(-1, 0),

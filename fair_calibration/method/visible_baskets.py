@@ -29,10 +29,10 @@ class VisibleBasket(NamedTuple):
 
 
 class BasketRun(NamedTuple):
-    """Consecutive baskets, n of S keys, without bias, of which all rows and heads see the same keys."""
+    """Consecutive baskets, n of s keys, without bias, of which all rows and heads see the same keys."""
 
-    keys: slice  # the n * S positions, of which the last ones may lie beyond the end of the sequences
-    visible: Tensor | None  # which keys the rows see, bool (b or 1, n, 1, S); None if they see all of them
+    keys: slice  # the n * s positions, of which the last ones may lie beyond the end of the sequences
+    visible: Tensor | None  # which keys the rows see, bool (b or 1, n, 1, s); None if they see all of them
     size: Tensor  # how many keys of each basket the rows see, (n, b or 1, 1, 1)
 
 
@@ -82,35 +82,42 @@ def find_visible_baskets(
                     added = added[:, :, seeing_rows] if added is not None and added.shape[2] > 1 else added
                 visible = None if visible.all() else visible
         found.append(VisibleBasket(keys, seeing_rows, added, visible, size))
-    return _join_run(found, every, baskets.basket_size) if on_cpu else VisibleBaskets(None, found)
+    return _join_run(found, every, baskets.sizes[group.start]) if on_cpu else VisibleBaskets(None, found)
 
 
 def count_baskets(baskets: Baskets, group: slice) -> int:
     """Returns an upper bound of the number of baskets that `find_visible_baskets` returns for some sequences."""
-    content = _joint_content(baskets, group)
-    return baskets.n_baskets if content is None else -(-(content[1] - content[0]) // baskets.basket_size)
+    starts = _common_starts(baskets, group)
+    return baskets.n_baskets if starts is None else len(starts)
 
 
-def _joint_content(baskets: Baskets, group: slice) -> tuple[int, int] | None:
-    """Returns the range of the content of all sequences of a group; None if it is not one range from one start."""
+def _common_starts(baskets: Baskets, group: slice) -> range | None:
+    """Returns where the baskets of all sequences of a group start; None if they do not start at the same positions.
+
+    The stop of the range is where the longest content stops.
+    """
     contents = [content for content in baskets.content[group] if content is not None]
     if len(contents) < group.stop - group.start or len({start for start, _ in contents}) > 1:
         return None
-    return contents[0][0], max(stop for _, stop in contents)
+    if len(set(baskets.sizes[group])) > 1:
+        return None
+    return range(contents[0][0], max(stop for _, stop in contents), baskets.sizes[group.start])
 
 
 def _basket_keys(baskets: Baskets, group: slice) -> list[slice | Tensor]:
     """Returns the keys of each basket: slices if they are the same in all sequences, else positions, int64 (b, S)."""
     size = baskets.basket_size
-    content = _joint_content(baskets, group)
-    if content is None:
+    starts = _common_starts(baskets, group)
+    if starts is None:
         return [baskets.slots[group, n * size : (n + 1) * size] for n in range(baskets.n_baskets)]
-    first, stop = content
-    return [slice(start, min(start + size, stop)) for start in range(first, stop, size)]
+    return [slice(start, min(start + starts.step, starts.stop)) for start in starts]
 
 
 def _join_run(found: list[VisibleBasket], every: slice, basket_size: int) -> VisibleBaskets:
-    """Joins the longest run of consecutive baskets of which all rows see the same keys, if it is long enough."""
+    """Joins the longest run of consecutive baskets of which all rows see the same keys, if it is long enough.
+
+    Baskets that are slices have ``basket_size`` keys, and the last one may have fewer.
+    """
     longest, start = range(0), 0
     for i, basket in enumerate(found):
         seen_alike = basket.visible is None or basket.visible.shape[1:3] == (1, 1)

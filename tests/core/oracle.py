@@ -41,6 +41,8 @@ def geometry(mask: list[bool], config: FairConfig, prompt_length: int = 0) -> Ge
     kept = [k for k in valid[:prompt_length] if k not in isolated]
     content = [k for k in valid if k not in isolated and k not in kept]
     size = config.basket_size
+    if config.last_basket == "halves" and size < len(content) <= 2 * size:
+        size = math.ceil(len(content) / 2)
     baskets = [content[i : i + size] for i in range(0, len(content), size)]
     least = config.basket_size if config.min_content is None else config.min_content
     calibrated = len(content) >= least
@@ -74,7 +76,7 @@ def calibrated_row(logits: dict[int, float], shape: Geometry, config: FairConfig
     left = 1.0 - sum(target.values())
     n_content = sum(len(basket) for basket in baskets)
     for basket in baskets:
-        share = left / len(baskets) if config.last_basket == "equal" else left * len(basket) / n_content
+        share = left * len(basket) / n_content if config.last_basket == "proportional" else left / len(baskets)
         basket_total = log_sum_exp([logits[k] for k in basket])
         for k in basket:
             target[k] = share * math.exp(logits[k] - basket_total)

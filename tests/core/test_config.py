@@ -56,7 +56,7 @@ def test_defaults_are_the_published_ones() -> None:
         (
             {"last_basket": "merge"},
             ValueError,
-            r"last_basket: expected one of \['equal', 'proportional'\], got 'merge'",
+            r"last_basket: expected one of \['equal', 'proportional', 'halves'\], got 'merge'",
         ),
         ({"isolated_share": "own"}, ValueError, r"isolated_share: expected one of \['preserve', 'equal'\], got 'own'"),
         ({"isolated_share": 1.0}, ValueError, r"isolated_share: expected .* a number in \[0, 1\), got 1.0"),
@@ -158,7 +158,7 @@ def configs() -> st.SearchStrategy[FairConfig]:
         isolate=st.sampled_from(["auto", "none", "bos", "bos_eos"]),
         isolated_share=st.sampled_from(["preserve", "equal"]) | st.floats(0, 0.5, exclude_max=True),
         attention=st.sampled_from(["any", "global"]),
-        last_basket=st.sampled_from(["equal", "proportional"]),
+        last_basket=st.sampled_from(["equal", "proportional", "halves"]),
         min_content=st.none() | st.integers(1, 10**6),
     )
 

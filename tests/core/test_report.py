@@ -115,6 +115,7 @@ def test_summary() -> None:
         ({"isolated_share": 0.25}, "the first token, keeping the share 0.25"),
         ({"last_basket": "proportional"}, "keeping its own share; baskets weigh by size"),
         ({"basket_size": 64, "strength": 1}, "strength 1.0, baskets of 64 tokens"),
+        ({"last_basket": "halves"}, "baskets of 128 tokens, or two halves\n"),
         ({"min_content": 7}, "(under 7 content tokens)"),
     ],
 )

@@ -56,6 +56,7 @@ def test_equals_the_reference(family: str, pooling: str, tiny_model: TinyModel) 
         {"strength": 1.0, "isolated_share": "equal", "layers": "all"},
         {"isolate": "bos_eos", "isolated_share": 0.1, "last_basket": "proportional", "layers": (0, -1)},
         {"isolate": "none", "min_content": 1, "layers": 1},
+        {"basket_size": 16, "last_basket": "halves"},
         {"pooling": "mean"},
         {"pooling": "last", "isolate": "bos"},
     ],

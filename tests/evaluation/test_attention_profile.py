@@ -183,6 +183,20 @@ def test_documents_are_grouped_by_their_baskets(tiny_model: TinyModel) -> None:
     np.testing.assert_allclose(short["share_plain"], short["share_calibrated"], atol=1e-7)
 
 
+def test_halves_start_in_the_middle_of_the_longest_document(tiny_model: TinyModel) -> None:
+    texts = documents([20, 24, 31])  # content tokens: 23, 27, 34
+    profile = attention_profile(tiny_model(), texts, config=FairConfig(basket_size=16, last_basket="halves"))
+    baskets = profile[(profile["layer"] == 0) & (profile["segment"] == "basket")]
+    columns = ["n_baskets", "basket", "first_token", "last_token", "tokens"]
+    assert baskets[columns].to_numpy().tolist() == [
+        [2, 0, 0, 13, 13.0],
+        [2, 1, 14, 26, 12.0],
+        [3, 0, 0, 15, 16.0],
+        [3, 1, 16, 31, 16.0],
+        [3, 2, 32, 33, 2.0],
+    ]
+
+
 @pytest.mark.parametrize("name", ["bert", "qwen3", "MPNet", "DeBERTa-v2"])
 def test_batches_and_padding_change_nothing(name: str, tiny_model: TinyModel) -> None:
     texts = documents([44, 9, 40, 22])

@@ -36,6 +36,19 @@ def test_the_last_basket_takes_the_remainder() -> None:
     assert baskets.content == ((0, 7), (3, 7))
 
 
+def test_two_baskets_as_halves() -> None:
+    baskets = build([[1] * n + [0] * (7 - n) for n in (3, 4, 5, 6, 7)], last_basket="halves")
+    assert content_of(baskets) == [
+        [[0, 1, 2], [], []],
+        [[0, 1], [2, 3], []],
+        [[0, 1, 2], [3, 4], []],
+        [[0, 1, 2], [3, 4, 5], []],
+        [[0, 1, 2], [3, 4, 5], [6]],
+    ]
+    assert baskets.sizes == (3, 2, 3, 3, 3)
+    assert baskets.segment_of_key[1].tolist() == [0, 0, 1, 1, 3, 3, 3]
+
+
 def test_isolated_tokens() -> None:
     baskets = build([[1] * 6, [1, 1, 1, 1, 0, 0]], isolate="bos_eos")
     assert content_of(baskets) == [[[1, 2, 3], [4]], [[1, 2], []]]
@@ -136,6 +149,7 @@ def test_to_moves_every_tensor() -> None:
     basket_size=st.integers(1, 7),
     min_content=st.none() | st.integers(1, 9),
     prompt_length=st.integers(0, 6),
+    last_basket=st.sampled_from(["equal", "halves"]),
 )
 def test_geometry_equals_the_oracle(
     masks: list[list[bool]],
@@ -144,11 +158,13 @@ def test_geometry_equals_the_oracle(
     basket_size: int,
     min_content: int | None,
     prompt_length: int,
+    last_basket: str,
 ) -> None:
     config = FairConfig(
         basket_size=basket_size,
         isolate=isolate,  # type: ignore[arg-type]
         min_content=min_content,
+        last_basket=last_basket,  # type: ignore[arg-type]
     ).resolve(pooling)
     baskets = build_baskets(torch.tensor(masks), config, prompt_length=prompt_length)
     n_isolated = baskets.isolated.shape[1] - baskets.n_kept

@@ -39,7 +39,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 @pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
 @pytest.mark.parametrize("isolate", ["none", "bos", "bos_eos"])
 @pytest.mark.parametrize("isolated_share", ["preserve", "equal", 0.2])
-@pytest.mark.parametrize("last_basket", ["equal", "proportional"])
+@pytest.mark.parametrize("last_basket", ["equal", "proportional", "halves"])
 def test_settings(pooling: str, isolate: str, isolated_share: str | float, last_basket: str) -> None:
     case = make_case(
         (14, 2, 9, 17), pooling=pooling, isolate=isolate, isolated_share=isolated_share, last_basket=last_basket
@@ -180,7 +180,7 @@ def test_pooled_row_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     pooling=st.sampled_from(["cls", "last", "mean", "mean"]),
     isolate=st.sampled_from(["none", "bos", "bos_eos"]),
     isolated_share=st.sampled_from(["preserve", "equal", 0.0, 0.3]),
-    last_basket=st.sampled_from(["equal", "proportional"]),
+    last_basket=st.sampled_from(["equal", "proportional", "halves"]),
     strength=st.floats(0, 1),
     prompt_length=st.integers(0, 4),
     mask=st.sampled_from(MASKS),

@@ -56,7 +56,7 @@ def random_case(seed: int) -> Case:
         basket_size=rng.choice([1, 3, 5, 8, 16, 20]),
         strength=rng.choice([0.3, 1.0]),
         isolated_share=rng.choice(["preserve", "equal", 0.0, 0.2]),
-        last_basket=rng.choice(["equal", "proportional"]),
+        last_basket=rng.choice(["equal", "proportional", "halves"]),
         min_content=rng.choice([None, 1]),
     )
     case = replace(case, prompt_length=rng.choice([0, 0, 2, 17]))
@@ -111,7 +111,9 @@ def test_padding_inside_a_sequence(pooling: str) -> None:
     mask = case.attention_mask.clone()
     mask[0, 5:8] = 0
     mask[1, 3] = 0
-    for variant in (replace(case, attention_mask=mask), replace(case, attention_mask=mask, causal=True)):
+    halves = replace(case.config, basket_size=10, last_basket="halves")
+    for changes in ({}, {"causal": True}, {"config": halves}):
+        variant = replace(case, attention_mask=mask, **changes)
         assert any(content is None for content in variant.baskets.content)
         assert_equals_oracle(variant)
 

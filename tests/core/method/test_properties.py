@@ -45,7 +45,7 @@ def configs(draw: st.DrawFn) -> FairConfig:
         pooling=draw(st.sampled_from(["auto", "auto", "cls", "last", "mean"])),  # type: ignore[arg-type]
         isolate=isolate,  # type: ignore[arg-type]
         isolated_share=draw(st.sampled_from(["preserve", "equal"]) | st.floats(0, 0.4)),  # type: ignore[arg-type]
-        last_basket=draw(st.sampled_from(["equal", "proportional"])),  # type: ignore[arg-type]
+        last_basket=draw(st.sampled_from(["equal", "proportional", "halves"])),  # type: ignore[arg-type]
         min_content=draw(st.none() | st.integers(1, 30)),
     )
 
@@ -109,7 +109,7 @@ def test_masks_with_holes(case: MatrixCase, config: FairConfig, masks: list[list
     pooling=st.sampled_from(list(MODES)),
     isolate=st.sampled_from(["none", "bos", "bos_eos"]),
     isolated_share=st.sampled_from(["preserve", "equal", 0.2]),
-    last_basket=st.sampled_from(["equal", "proportional"]),
+    last_basket=st.sampled_from(["equal", "proportional", "halves"]),
     strength=st.floats(0, 1),
     size=st.sampled_from([1e-3, 1.0, 1e2, 1e4]),
     seed=st.integers(0, 99),

@@ -33,7 +33,7 @@ def weights_of_valid_rows(case: Case, weights: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
 @pytest.mark.parametrize("isolate", ["none", "bos", "bos_eos"])
 @pytest.mark.parametrize("isolated_share", ["preserve", "equal", 0.2])
-@pytest.mark.parametrize("last_basket", ["equal", "proportional"])
+@pytest.mark.parametrize("last_basket", ["equal", "proportional", "halves"])
 def test_settings(pooling: str, isolate: str, isolated_share: str | float, last_basket: str) -> None:
     case = make_case(pooling=pooling, isolate=isolate, isolated_share=isolated_share, last_basket=last_basket)
     assert_reference_equals_oracle(case)
@@ -57,7 +57,7 @@ def test_masks(mask: str, side: str, pooling: str) -> None:
     pooling=st.sampled_from(["cls", "last", "mean"]),
     isolate=st.sampled_from(["none", "bos", "bos_eos"]),
     isolated_share=st.sampled_from(["preserve", "equal", 0.0, 0.3]),
-    last_basket=st.sampled_from(["equal", "proportional"]),
+    last_basket=st.sampled_from(["equal", "proportional", "halves"]),
     strength=st.sampled_from([0.0, 0.25, 1.0]),
     prompt_length=st.integers(0, 4),
     mask=st.sampled_from(MASKS),
