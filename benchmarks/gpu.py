@@ -4,8 +4,8 @@
 
 1. The Triton kernel against torch's functions in float32 on the same numbers: every dtype, mask, padding and pooling.
 2. Plain against calibrated forward passes over tokenized batches of 16384 tokens (or one document), in the shape of
-   BERT-base with rotary positions and random weights: both kernels, ``pooled_row_only``, on top of sdpa and, if
-   transformers finds it, flash attention. Runs alternate; ratios are medians of pairs.
+   BERT-base with random weights: both kernels, ``pooled_row_only``, on top of sdpa and, if transformers finds it, flash
+   attention. Runs alternate; ratios are medians of pairs.
 3. Building an index, in documents per second, beside pyterrier_dr's SBertBiEncoder, if PyTerrier is installed.
 4. Other block sizes of the kernel than those that are chosen, by the time of one call.
 
