@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
-from transformers import ModernBertConfig, ModernBertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from fair_calibration import FairConfig, calibrate
 
@@ -44,7 +44,10 @@ def time_models(run: Run, kernels: Sequence[str], dtype: str) -> None:
                     break
                 for length in args.lengths:
                     case = {"attention": attention, "dtype": dtype, "pooling": pooling, "tokens": length}
-                    _time_model(run, model, kernels, case)
+                    try:
+                        _time_model(run, model, kernels, case)
+                    except torch.OutOfMemoryError as error:
+                        run.skipped.append(f"{' '.join(map(str, case.values()))}: {str(error)[:150]}")
 
 
 def _time_model(run: Run, plain: SentenceTransformer, kernels: Sequence[str], case: dict[str, Any]) -> None:
@@ -91,11 +94,10 @@ def _features(run: Run, model: SentenceTransformer, n_documents: int, length: in
 
 
 def _save_model(folder: str, shape: dict[str, int], length: int) -> None:
-    """Writes a model with rotary positions, so that any length will do, and a tokenizer of numbered words."""
-    special = {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
-    sizes = {**shape, "vocab_size": VOCABULARY, "max_position_embeddings": length}
+    """Writes a BERT with as many positions, and a tokenizer of numbered words."""
     torch.manual_seed(0)
-    ModernBertModel(ModernBertConfig(**sizes, **special, global_attn_every_n_layers=1)).save_pretrained(folder)
+    config = BertConfig(**shape, vocab_size=VOCABULARY, max_position_embeddings=length, pad_token_id=0)
+    BertModel(config).save_pretrained(folder)
     words = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w3"))
     tokenizer.pre_tokenizer = Whitespace()

@@ -94,7 +94,6 @@ class DocumentTransformer(Transformer):
         """Computes calibrated attention with this kernel from now on.
 
         Raises:
-            TypeError: ``kernel`` is not a string.
             ValueError: The kernel is unknown, or the model or the settings are not suited to it.
         """
         raise NotImplementedError

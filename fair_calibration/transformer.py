@@ -102,7 +102,6 @@ class FairTransformer(DocumentTransformer):
         """Computes calibrated rows with this kernel from now on, if that leaves the output of the model as it is.
 
         Raises:
-            TypeError: ``kernel`` is not a string.
             ValueError: It is not the name of a kernel, or the kernel is not suited to the model or its device.
         """
         validate_choice("kernel", kernel, get_args(KernelName))

@@ -71,7 +71,8 @@ def base_implementation(transformer: Transformer) -> str:
 
 
 def _is_flash(name: str) -> bool:
-    return is_flash_attention_requested(requested_attention_implementation=name)
+    is_paged = name.startswith("paged|")  # for generation with a cache of keys
+    return not is_paged and is_flash_attention_requested(requested_attention_implementation=name)
 
 
 def implementation_name(base: str) -> str:

@@ -8,7 +8,8 @@ tokens and their target shares t_i the calibrated output is
     (1 - strength) * plain + strength * ((1 - sum_i t_i) / sum_b w_b * sum_b w_b o_b + sum_i t_i v_i)
 
 so there is no second pass and no matrix over rows and keys. The arithmetic is float32; keys and values are read in
-their own dtype. This module imports Triton and is imported only when the kernel is chosen (`one_pass` launches it).
+their own dtype. It has not been run on a GPU yet; docs/gpu.md says what was verified. This module imports Triton and
+is imported only when the kernel is chosen (`one_pass` launches it).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,19 +40,28 @@ def test_all_parts_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_wrong_results_and_what_is_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("triton", reason="the package triton, which exists for Linux, is not installed")
     import gpu
     import gpu_kernel
 
-    monkeypatch.setattr(gpu_kernel, "_largest_difference", lambda *_: 1.0)
-    for part in ("time_index", "time_blocks"):
-        monkeypatch.setattr(gpu, part, lambda *_: None)
+    def fail_in_float32(_: object, dtype: torch.dtype, *__: object) -> float:
+        if dtype == torch.float32:
+            raise RuntimeError("it did not compile")
+        return 1.0
+
+    def time_models(run: Any, kernels: list[str], _: str) -> None:
+        assert kernels == ["torch"]
+        run.args.seconds = 0
+        assert not run.has_time("models")
+
+    monkeypatch.setattr(gpu_kernel, "_largest_difference", fail_in_float32)
     monkeypatch.setattr(gpu, "check_device", lambda _: None)
-    monkeypatch.setattr(gpu, "time_models", lambda run, *_: setattr(run.args, "seconds", 0) or run.has_time("models"))
+    monkeypatch.setattr(gpu, "time_models", time_models)
     assert gpu.main(SMALL) == 1
     output = capsys.readouterr().out
-    assert "equality, bfloat16: 2 cases, 2 off by too much, the worst by 1" in output
-    assert "skipped: models: out of time" in output
+    assert "equality, float32: 3 cases, 3 failed, 0 off by too much" in output
+    assert "equality, bfloat16: 2 cases, 0 failed, 2 off by too much, the worst by 1" in output
+    assert "skipped: timing the kernel: it failed in some of the cases above" in output
+    assert "skipped: models: out of time\nskipped: index building: out of time" in output
 
 
 def test_time_and_memory_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,13 +329,11 @@ def test_other_backends_are_refused(tiny_model: TinyModel) -> None:
         calibrate(plain, CONFIG)
 
 
-@pytest.mark.parametrize("name", ["flex_attention", "paged|eager"])
+@pytest.mark.parametrize("name", ["flex_attention", "paged|flash_attention_2"])
 def test_other_implementations_are_refused(name: str, tiny_model: TinyModel) -> None:
     plain = tiny_model()
     plain[0].model.config._attn_implementation_internal = name
-    text = (
-        rf"attn_implementation: calibration works on top of \['sdpa', 'eager'\] and flash attention, .* with '{name}';"
-    )
+    text = rf"attn_implementation: calibration works on top of .* and flash attention, .* with '{re.escape(name)}';"
     with pytest.raises(ValueError, match=text):
         calibrate(plain, CONFIG)
 

@@ -76,3 +76,8 @@ def test_the_minimum_hides_and_large_biases_do_not(dtype: torch.dtype) -> None:
     _, visible = AttentionBias(row[None, None, None], None, causal=False).rows(torch.tensor([0]), 5)
     assert visible is not None
     assert visible.flatten().tolist() == [True, True, False, False, False]
+
+
+def test_has_same_masks_with_windows() -> None:
+    assert not AttentionBias(None, None, True, 4).has_same_masks(AttentionBias(None, None, True, 5))
+    assert AttentionBias(None, None, True, 4).has_same_masks(AttentionBias(None, None, True, 4))

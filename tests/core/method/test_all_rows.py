@@ -59,7 +59,8 @@ def test_rows_and_heads_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> 
             patch.setattr(all_rows, "attend_with_lse", spy)
             patch.setattr(all_rows, "_ROWS_PER_BLOCK", 5)
             patch.setattr(all_rows, "_CPU_BYTES", 1)
-            assert_close(case.fast(), whole, 1e-6)
+            rows = case.rows()  # rows of padding that see no token depend on the blocks
+            assert_close(case.fast()[rows], whole[rows], 1e-6)
             # One of two key-value heads, 23 and 11 rows in blocks of 5; of each those that see any of a basket.
             assert {n_heads for n_heads, _ in shapes} == {2}
             assert max(n_rows for _, n_rows in shapes) == 5
@@ -67,7 +68,7 @@ def test_rows_and_heads_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> 
                 assert shapes == {(2, 5), (2, 3), (2, 1)}
             shapes.clear()
             patch.setattr(all_rows, "_DEVICE_BYTES", 1)
-            assert_close(case.fast_on_accelerator(), on_accelerator, 1e-6)
+            assert_close(case.fast_on_accelerator()[rows], on_accelerator[rows], 1e-6)
             assert shapes == {(4, 1)}
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fair_calibration.access.attention_bias import AttentionBias
 from fair_calibration.method import one_pass
 from fair_calibration.method.calibrated_pass import CalibratedPass, KernelName
 from fair_calibration.method.kernel_blocks import Blocks, block_of, choose_blocks
@@ -223,11 +222,6 @@ def test_what_the_kernel_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton.runtime.interpreter", None)
     with pytest.raises(ValueError, match=r"kernel: 'triton' needs the package triton, which torch's CUDA builds"):
         OnePass(case.baskets, case.config)
-
-
-def test_has_same_masks_with_windows() -> None:
-    assert not AttentionBias(None, None, True, 4).has_same_masks(AttentionBias(None, None, True, 5))
-    assert AttentionBias(None, None, True, 4).has_same_masks(AttentionBias(None, None, True, 4))
 
 
 def test_blocks() -> None:
