@@ -1,4 +1,4 @@
-"""Measures in four languages whether an encoder favours the beginning of documents, plain and calibrated.
+"""Measures in four languages whether an encoder favours the beginning of documents: plain, calibrated, in even chunks.
 
 The same documents and questions, in English and translated into German, Spanish and Chinese; every passage stands once
 at the beginning, in the middle and at the end of a document. Each language is an index of its own, which is searched
@@ -21,8 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
 
-from fair_calibration import FairConfig, calibrate
-from fair_calibration.settings import settings_from_text
+from fair_calibration import EvenChunks, FairConfig, calibrate
 from fair_evaluation import PositionEvaluation, evaluate_positions
 from fair_evaluation.cutting import token_counter
 from fair_evaluation.position_collections import (
@@ -38,6 +37,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # for the encode
 
 TRANSLATIONS = Path(__file__).parent / "translations"
 LANGUAGES = {"English": None, "German": "de", "Spanish": "es", "Chinese": "zh"}
+PLAIN, SETTINGS = "plain", {"calibrated": FairConfig(), "even chunks": EvenChunks()}
 MAX_SEQ_LENGTH = 512
 COLUMNS = ["documents", "questions", "model", "nDCG@10", *PLACES, "PSI"]
 
@@ -46,17 +46,11 @@ def main() -> None:
     """Encodes, evaluates, prints the table and saves the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a multilingual sentence-transformers model (default: multilingual-e5-small)")
-    parser.add_argument(
-        "--config",
-        type=settings_from_text,
-        default=FairConfig(),
-        help="settings: the name of a preset such as even_chunks, or JSON (default: the published ones)",
-    )
     parser.add_argument("--output", type=Path, default=Path("results/multilingual.png"), help="the picture")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     args = parser.parse_args()
     plain = load_model(args.model)
-    models = {"plain": plain, "calibrated": calibrate(plain, args.config)}
+    models = {PLAIN: plain, **{name: calibrate(plain, settings) for name, settings in SETTINGS.items()}}
     collections = translated_collections(plain)
     sizes = {(len(rotations[0].documents), len(rotations[0].queries)) for rotations in collections.values()}
     print("{} documents with {} questions in each language\n".format(*sizes.pop()))
@@ -153,14 +147,15 @@ def make_table(evaluations: dict[tuple[str, str, str], PositionEvaluation]) -> p
 
 
 def differences(evaluations: dict[tuple[str, str, str], PositionEvaluation]) -> Iterator[str]:
-    """Yields what calibration changes in each language, with 95 % intervals from a paired bootstrap over questions."""
+    """Yields what the settings change in each language, with 95 % intervals from a paired bootstrap over questions."""
     from rotations import compare
 
-    yield "Calibrated minus plain, questions in the language of the documents:"
-    for language in LANGUAGES:
-        changed = compare(evaluations[language, language, "calibrated"], evaluations[language, language, "plain"])
-        ndcg, psi = ("{:+.3f} [{:+.3f}, {:+.3f}]".format(*changed[measure]) for measure in ("ndcg", "psi"))
-        yield f"{language:8} nDCG@10 {ndcg}  PSI {psi}"
+    for name in SETTINGS:
+        yield f"{name} minus plain, questions in the language of the documents:"
+        for language in LANGUAGES:
+            changed = compare(evaluations[language, language, name], evaluations[language, language, PLAIN])
+            ndcg, psi = ("{:+.3f} [{:+.3f}, {:+.3f}]".format(*changed[measure]) for measure in ("ndcg", "psi"))
+            yield f"{language:8} nDCG@10 {ndcg}  PSI {psi}"
 
 
 def draw(evaluations: dict[tuple[str, str, str], PositionEvaluation]) -> Figure:
