@@ -104,6 +104,10 @@ def settings_from_text(text: str) -> Settings:
             f"config: expected the name of a preset, one of {sorted(PRESETS)}, or settings in JSON "
             f"(FairConfig.to_json), got {text[:60]!r} ({error})"
         ) from error
+    if not isinstance(values, dict):
+        raise TypeError(
+            f"config: expected a JSON object of settings, as FairConfig.to_json writes it, got {text[:60]!r}"
+        )
     return settings_from_dict(values)
 
 

@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import mteb
-from mteb.abstasks import AbsTask
+from mteb.abstasks import AbsTask, AbsTaskRetrieval
 from mteb.cli.build_cli import build_cli
 from mteb.models.model_implementations import MODEL_REGISTRY
 from mteb.results import TaskResult
 
 from fair_calibration.settings import settings_from_text
+from fair_calibration.validation import validate_positive_int
 from fair_evaluation.benchmarks.sources import DATA_VARIABLE
 from fair_evaluation.command_arguments import add_settings
+from fair_indexing.pool import check_devices
 from mteb_fair.loading import is_folder
 from mteb_fair.model_registry import register_model
 from mteb_fair.scores import summarize
 from mteb_fair.task_registry import get_tasks, register
+from mteb_fair.tasks import TASKS
 from mteb_fair.variant import PREFIX
 
 
@@ -96,8 +99,14 @@ def run(args: argparse.Namespace) -> None:
         if not Path(args.data_folder).is_dir():
             raise ValueError(f"--data-folder: there is no folder {args.data_folder!r}")
         os.environ[DATA_VARIABLE] = args.data_folder
+    if args.device is not None:
+        check_devices([f"cuda:{args.device}"], name="--device")
+    for name in ("batch_size", "num_proc"):
+        if (value := getattr(args, name)) is not None:
+            validate_positive_int(f"--{name.replace('_', '-')}", value)
     register()
     tasks = select_tasks(args)
+    check_tasks(args, tasks)
     args.model = choose_model(args)
     if args.model.startswith(PREFIX):
         check_results(args.model, Path(args.output_folder))
@@ -116,19 +125,38 @@ def select_tasks(args: argparse.Namespace) -> list[AbsTask]:
         args.tasks = [task.metadata.name for task in get_tasks(args.tasks, domains=args.domains)]
     elif args.data_folder is not None:
         raise ValueError("--data-folder: expected --tasks or --benchmarks that read from it, got neither")
+    elif not (args.task_types or args.categories or args.languages):
+        raise ValueError("--tasks: expected names of tasks, or --benchmarks, got neither")
     tasks = mteb.get_tasks(
         categories=args.categories, task_types=args.task_types, languages=args.languages, tasks=args.tasks
     )
     if not tasks:
-        raise ValueError(
-            f"--tasks: none of {args.tasks or 'all'} has the languages {args.languages} and what else is asked for"
-        )
+        given = {"--languages": args.languages, "--task-types": args.task_types, "--categories": args.categories}
+        asked = " and ".join(f"{option} {' '.join(values)}" for option, values in given.items() if values)
+        raise ValueError(f"--tasks: no task is left, since none of {args.tasks or 'all tasks'} has {asked}")
     for task in tasks:
         if args.eval_splits and not set(args.eval_splits) & set(task.metadata.eval_splits):
             raise ValueError(
                 f"--eval-splits: {task.metadata.name} has {list(task.metadata.eval_splits)}, got {args.eval_splits}"
             )
     return list(tasks)
+
+
+def check_tasks(args: argparse.Namespace, tasks: Sequence[AbsTask]) -> None:
+    """Checks that the tasks suit the arguments before a model or data are downloaded."""
+    if args.data_folder is not None and not any(getattr(task, "data_folder", None) for task in tasks):
+        datasets = sorted({cls.dataset_name for cls in TASKS.values() if not cls.embedded})
+        raise ValueError(
+            f"--data-folder: {args.data_folder!r} has no data of these tasks; expected a folder for each dataset, "
+            f"named {' or '.join(datasets)}"
+        )
+    if args.passage_size is not None:
+        others = [task.metadata.name for task in tasks if not isinstance(task, AbsTaskRetrieval)]
+        if others:
+            raise ValueError(
+                f"--passage-size: {others[:3]} search no documents that could be cut; give retrieval and reranking "
+                "tasks alone"
+            )
 
 
 def choose_model(args: argparse.Namespace) -> str:

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from fair_calibration.fingerprint import changeable_settings
 from fair_calibration.nearest_names import nearest_names
 from fair_calibration.query import task_of_call
 from fair_calibration.settings import Settings, choose_settings, setting_names
+from fair_indexing.pool import check_devices
 from fair_indexing.stream import encode_stream
 from mteb_fair.instructions import instructions_of
 from mteb_fair.loading import load_base
+from mteb_fair.prompt_names import check_prompt_names
 from mteb_fair.variant import Variant, compression_of
 
 if TYPE_CHECKING:
@@ -103,17 +106,23 @@ class FairEncoder:
         if not isinstance(calibrate_untyped, bool):
             raise TypeError(f"calibrate_untyped: expected True or False, got {calibrate_untyped!r}")
         device = f"cuda:{device}" if isinstance(device, int) else device
-        base, self._base = load_base(model, revision, config=chosen, base_name=base_name, device=device, loading=kwargs)
-        chosen = chosen or choose_settings(None, settings, default=base.fair_config)
-        self.model = base if chosen == base.fair_config else calibrate(base, chosen)
+        if device is not None:
+            check_devices([device], name="device")
+        # What can be checked is checked before a model is downloaded, which may have been saved with other settings.
+        saved = FairConfig() if set(setting_names(FairConfig)).issuperset(settings) else EvenChunks()
         self.variant = Variant(
-            base_name=str(self._base.name),
-            config=chosen,
+            base_name=base_name or "local/model",
+            config=chosen or choose_settings(None, settings, default=saved),
             calibrate_untyped=calibrate_untyped,
             max_seq_length=max_seq_length,
             embed_dim=embed_dim,
             model_prompts=model_prompts,
         )
+        check_prompt_names(model_prompts or {})
+        base, self._base = load_base(model, revision, config=chosen, base_name=base_name, device=device, loading=kwargs)
+        chosen = chosen or choose_settings(None, settings, default=base.fair_config)
+        self.model = base if chosen == base.fair_config else calibrate(base, chosen)
+        self.variant = replace(self.variant, base_name=str(self._base.name), config=chosen)
         if max_seq_length is not None:
             self.model.max_seq_length = max_seq_length
         if embed_dim is not None:

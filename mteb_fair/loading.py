@@ -19,6 +19,7 @@ from fair_calibration.model_source import ModelNotFoundError, find_commit, is_co
 from fair_calibration.nearest_names import nearest_names
 from fair_calibration.settings import Settings
 from mteb_fair.instructions import instructions_of, loading_arguments
+from mteb_fair.variant import PREFIX
 
 _SIMILARITIES = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
 # Arguments of SentenceTransformer that change no vector.
@@ -49,8 +50,13 @@ def check_listed(name: str) -> None:
     """Checks that a model, if MTEB knows it, gives texts one dense vector each and can be downloaded.
 
     Raises:
-        ValueError: It is another kind of model, or its weights are not public.
+        ValueError: It is another kind of model, its weights are not public, or it is the name of a `Variant`.
     """
+    if name.startswith(PREFIX) and "@" in name:
+        raise ValueError(
+            f"model: {name!r} is the name of a base model with settings, under which MTEB keeps results; give the base "
+            "model, such as 'BAAI/bge-m3', and its settings"
+        )
     if (meta := MODEL_REGISTRY.get(name)) is None:
         return
     kinds = meta.model_type or []
@@ -115,8 +121,8 @@ def load_base(
                     f"model: MTEB names models by owner and model, got {path!r}; write for example "
                     f"'sentence-transformers/{path}', or give base_name"
                 )
+            check_listed(path)
             if path in MODEL_REGISTRY:
-                check_listed(path)
                 known = MODEL_REGISTRY[path]
                 revision = revision or known.revision
                 listed = {k: v for k, v in known.loader_kwargs.items() if k in _LOADING}

@@ -70,7 +70,7 @@ def test_texts() -> None:
         settings_from_text("even")
     with pytest.raises(ValueError, match=r"config: expected the name of a preset"):
         settings_from_text("[" * 100_000)
-    with pytest.raises(TypeError, match="values: expected a mapping of setting names to values, got list"):
+    with pytest.raises(TypeError, match=r"config: expected a JSON object of settings, .* got .\[1\]"):
         settings_from_text("[1]")
 
 

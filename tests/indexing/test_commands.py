@@ -128,7 +128,7 @@ def test_plain(arguments: list[str], tmp_path: Path) -> None:
         (["--max-seq-length", "1000000"], "max_seq_length: the model has positions for 130 tokens, got 1000000"),
         (["--part", "0/2", "--ray", "2"], "--part: --ray divides the build into parts itself; leave --part out"),
         (["--config", "{bad"], "config: expected the name of a preset"),
-        (["--config", "[1]"], "expected a mapping"),
+        (["--config", "[1]"], "config: expected a JSON object of settings"),
         (["--config", ""], "config: expected the name of a preset"),
     ],
 )

@@ -65,6 +65,10 @@ class TestChoice:
             (["-m", "./nowhere"], "there is no folder './nowhere', and it cannot be the name of a model"),
             (["-m", "bge-m3"], "nearest names that MTEB knows are .*'BAAI/bge-m3'"),
             (["-m", "BAAI/bge-m3", "--config", '{"x": 1}'], r"unknown FairConfig settings \['x'\]"),
+            (
+                ["-m", "mteb_fair/BAAI__bge-m3@strength=0.5"],
+                "is the name of a base model with settings, .* give the base",
+            ),
             (["-m", "BAAI/bge-m3", "--config", "half"], "config: expected the name of a preset"),
             (["-m", "BAAI/bge-m3", "--config", '{"layers": "many"}'], r"layers: expected one of \['all'\], got 'many'"),
         ],
@@ -98,12 +102,12 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
             "'BAAI/bge-m4' is not a folder, not in the local cache",
         ),
         (
-            ["-m", "BAAI/bge-m3", "--model-revision", "abc"],
+            ["-m", "BAAI/bge-m3", "-t", "PosIR", "--model-revision", "abc"],
             "Model revision abc not found for model BAAI/bge-m3. Expected 5617",
         ),
         (
             ["-m", "BAAI/bge-m3", "-t", "FineWeb-PosQ", "--languages", "fra"],
-            "--tasks: none of ['FineWeb-PosQ'] has the",
+            "none of ['FineWeb-PosQ'] has --languages fra",
         ),
         (
             ["-m", "BAAI/bge-m3", "-t", "PosIR", "--eval-splits", "dev"],
@@ -123,6 +127,18 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
             "--prediction-folder: expected a folder, ",
         ),
         (["-m", "BAAI/bge-m3", "-t", "PosIR", "--max-seq-length", "0"], "max_seq_length: expected an integer of at"),
+        (["-m", "BAAI/bge-m3"], "--tasks: expected names of tasks, or --benchmarks, got neither"),
+        (["-m", "BAAI/bge-m3", "-t", "PosIR", "--device", "99"], "--device: expected devices of this machine"),
+        (["-m", "BAAI/bge-m3", "-t", "PosIR", "--batch-size", "0"], "--batch-size: expected an integer of at least 1"),
+        (["-m", "BAAI/bge-m3", "-t", "PosIR", "--num-proc", "-1"], "--num-proc: expected an integer of at least 1"),
+        (
+            ["-m", "BAAI/bge-m3", "-t", "PosIR", "STSBenchmark", "--passage-size", "64"],
+            "--passage-size: ['STSBenchmark'] search no documents that could be cut",
+        ),
+        (
+            ["-m", "BAAI/bge-m3", "-t", "PositionDemoRetrieval", "--data-folder", str(Path(__file__).parent)],
+            "has no data of these tasks; expected a folder for each dataset, named FineWeb-PosQ or PosIR or SQuAD-PosQ",
+        ),
         (["-m", "./nope", "-t", "PosIR"], "there is no folder './nope', and it cannot be the name of a model"),
         (
             ["-m", "BAAI/bge-m3", "-b", "PositionFair", "--domains", "law"],
@@ -135,8 +151,10 @@ def test_unknown_names_are_one_line(
     message: str,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    monkeypatch.setenv("MTEB_FAIR_DATA", "")  # which --data-folder changes; restored afterwards
     caplog.set_level("WARNING", "mteb")  # which `mteb run` changes; restored afterwards
     with pytest.raises(SystemExit) as stop:
         main(["run", *arguments, "--output-folder", str(tmp_path)])

@@ -497,3 +497,19 @@ def test_a_model_that_attention_calibration_refuses_is_encoded_in_even_chunks(tm
     encoder = FairEncoder(model, config="even_chunks", chunk_size=24, max_seq_length=40, device="cpu")
     expected = calibrate(plain, EvenChunks(chunk_size=24), max_seq_length=40).encode_document(TEXTS)
     np.testing.assert_allclose(encode(encoder, "document"), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": 99}, "device: expected devices of this machine, such as 'cpu' or 'cuda:0', got 'cuda:99'"),
+        ({"device": "gpu"}, "device: expected devices of this machine"),
+        ({"strength": 2}, r"strength: expected a number in \[0, 1\], got 2"),
+        ({"chunk_size": 0}, "chunk_size: expected an integer of at least"),
+        ({"embed_dim": 0}, "embed_dim: expected an integer of at least 1, got 0"),
+        ({"base_name": "mine"}, "base_name: expected 'organization/name'"),
+    ],
+)
+def test_arguments_are_checked_before_the_model_is_looked_for(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FairEncoder("no/where", **arguments)  # type: ignore[arg-type]
