@@ -81,22 +81,25 @@ def find_commands() -> list[Command]:
     return [command for entry_point in found for command in entry_point.load()]
 
 
-def positive_int(text: str) -> int:
-    """Converts an argument that has to be an integer of at least 1; for the ``type`` of `add_argument`."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
-    return value
+def integer_from(least: int) -> Callable[[str], int]:
+    """Returns a function that converts an argument that has to be an integer of at least ``least``.
+
+    It is for the ``type`` of `argparse.ArgumentParser.add_argument`.
+    """
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
+        return value
+
+    return convert
 
 
-def seed(text: str) -> int:
-    """Converts an argument that has to be an integer of at least 0; for the ``type`` of `add_argument`."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
-    return int(text)
+positive_int = integer_from(1)
 
 
 def strength(text: str) -> float:

@@ -126,10 +126,14 @@ def read_texts(source: str) -> Iterator[str]:
             text: object = decoded.strip()
             if Path(source).suffix != ".txt":
                 try:
-                    text = json.loads(decoded)["text"]
-                except (ValueError, TypeError, KeyError, RecursionError) as error:
-                    reason = f"{type(error).__name__}: {error}"
-                    raise ValueError(f"{where}: expected JSON with the field 'text' ({reason})") from error
+                    record = json.loads(decoded)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{where}: expected a JSON object with the field 'text' ({error})") from error
+                if not isinstance(record, dict) or "text" not in record:
+                    raise ValueError(
+                        f"{where}: expected a JSON object with the field 'text', got {decoded.strip()[:60]!r}"
+                    )
+                text = record["text"]
             if not isinstance(text, str):
                 raise ValueError(f"{where}: expected a string in the field 'text', got {text!r}")
             check_texts([text], [where], named="at")

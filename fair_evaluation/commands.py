@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from fair_calibration.commands import PROGRAM, Command, positive_int, seed
+from fair_calibration.commands import PROGRAM, Command, integer_from, positive_int
 from fair_evaluation.command_arguments import EMBEDDED, add_model_and_texts, input_file, output_file, read_texts
 from fair_evaluation.model_commands import (
     add_attention,
@@ -40,8 +40,8 @@ def add_probes(parser: argparse.ArgumentParser) -> None:
         "--questions", action="store_true", help="the passages have questions, in the format of load_passages"
     )
     parser.add_argument("--length", type=positive_int, default=510, help="tokens per document (default: 510)")
-    parser.add_argument("--places", type=positive_int, default=3, help="places per document (default: 3)")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of the drawing (default: 0)")
+    parser.add_argument("--places", type=integer_from(2), default=3, help="places per document (default: 3)")
+    parser.add_argument("--seed", type=integer_from(0), default=0, help="seed of the drawing (default: 0)")
 
 
 def run_probes(args: argparse.Namespace) -> None:

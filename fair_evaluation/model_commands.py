@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from fair_calibration.commands import PROGRAM, positive_int, seed, strength
+from fair_calibration.commands import PROGRAM, integer_from, positive_int, strength
 from fair_evaluation.command_arguments import (
     EMBEDDED,
     add_model_and_texts,
@@ -80,13 +80,15 @@ def _describe_attention(profile: pd.DataFrame) -> str:
 
     n_baskets = commonest_baskets(profile)
     rows = profile[(profile["n_baskets"] == n_baskets) & (profile["segment"] == "basket")]
+    if n_baskets == 1:
+        return "Most documents have a single basket, in which there is nothing to calibrate: give longer ones."
     n_documents = int(rows[(rows["layer"] == 0) & (rows["basket"] == 0)]["documents"].sum())
     shares = rows[["share_plain", "share_calibrated"]].mul(rows["documents"], axis=0).groupby(rows["basket"]).sum()
     shares = shares / shares.sum()
     first, last = shares.iloc[0], shares.iloc[-1]
     return (
-        f"Overall, in the {n_documents} documents of {n_baskets} baskets (mean over all layers): the first basket gets "
-        f"{first['share_plain']:.1%} of the attention on baskets before and {first['share_calibrated']:.1%} after "
+        f"Overall, in documents of {n_baskets} baskets ({n_documents} here, mean over all layers): the first basket "
+        f"gets {first['share_plain']:.1%} of the attention on baskets before and {first['share_calibrated']:.1%} after "
         f"calibration, the last one {last['share_plain']:.1%} and {last['share_calibrated']:.1%}; even shares are "
         f"{1 / n_baskets:.1%}."
     )
@@ -97,14 +99,16 @@ def add_reflection(parser: argparse.ArgumentParser) -> None:
     add_model_and_texts(parser)
     add_settings(parser)
     parser.add_argument("--compare", action="store_true", help="measure the plain model as well")
-    parser.add_argument("--segments", type=positive_int, default=4, help="segments per document (default: 4)")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of the bootstrap (default: 0)")
+    parser.add_argument("--segments", type=integer_from(2), default=4, help="segments per document (default: 4)")
+    parser.add_argument("--seed", type=integer_from(0), default=0, help="seed of the bootstrap (default: 0)")
     add_outputs(parser)
 
 
 def run_reflection(args: argparse.Namespace) -> None:
     """Prints how similar document vectors are to those of their segments, by the position of the segment."""
     texts = list(open_texts(args))
+    if len(texts) < 2:
+        raise ValueError("texts: expected at least two documents, since the slope is a mean with an interval, got one")
     import pandas as pd
 
     from fair_calibration import uncalibrate
@@ -166,7 +170,7 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--basket-sizes", type=positive_int, nargs="+", help="basket sizes to try as well")
     parser.add_argument("--max-texts", type=positive_int, default=32, help="documents to draw (default: 32)")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of the drawing (default: 0)")
+    parser.add_argument("--seed", type=integer_from(0), default=0, help="seed of the drawing (default: 0)")
 
 
 def run_tune(args: argparse.Namespace) -> None:

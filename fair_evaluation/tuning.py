@@ -234,8 +234,9 @@ def _draw(
     counts = TuningCounts(len(pool), examined, examined - len(used), len(used), truncated, len(pieces))
     if counts.used < _LEAST_TEXTS:
         raise ValueError(
-            f"texts: at least {_LEAST_TEXTS} of at least {least_tokens} tokens are needed, of which the model reads "
-            f"{'all' if limit is None else limit}, got {counts}; give more or longer texts, or smaller basket_sizes"
+            f"texts: expected at least {_LEAST_TEXTS} different ones of at least {least_tokens} tokens within what the "
+            f"model reads{'' if limit is None else f' ({limit} tokens)'}, got {counts.used}, and {counts.too_short} "
+            "that are too short; give more or longer texts, or smaller basket_sizes"
         )
     text_of, segment_of = (np.array(column) for column in list(zip(*pieces, strict=True))[:2])
     return _Sample(used, [piece for _, _, piece in pieces], text_of, segment_of, counts)

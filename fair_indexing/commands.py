@@ -80,6 +80,8 @@ def run_build(args: argparse.Namespace) -> None:
         find_model(args.model)  # else only the workers, which load it, would find out
     if args.device is not None:
         check_devices([args.device], name="--device")
+    if args.devices:
+        check_devices(args.devices, name="--devices")
     options = {"max_seq_length": args.max_seq_length, "device": args.device}
     load_model: Callable[[], Any]
     if args.plain:

@@ -144,10 +144,11 @@ def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "texts.jsonl, line 1: expected JSON with the field 'text'"),
-        ('{"body": "x"}', "texts.jsonl, line 1: expected JSON with the field 'text'"),
+        ("{", "texts.jsonl, line 1: expected a JSON object with the field 'text' (Expecting property name"),
+        ('{"body": "x"}', "texts.jsonl, line 1: expected a JSON object with the field 'text', got '{\"body\": \"x\"}'"),
+        ("[1]", "texts.jsonl, line 1: expected a JSON object with the field 'text', got '[1]'"),
         ('{"text": 5}', "texts.jsonl, line 1: expected a string in the field 'text', got 5"),
-        ("[" * 100_000, "texts.jsonl, line 1: expected JSON with the field 'text' (RecursionError"),
+        ("[" * 100_000, "texts.jsonl, line 1: expected a JSON object with the field 'text' (maximum recursion"),
         (r'{"text": "bees \ud800"}', "contain a lone surrogate"),
         ("", "expected at least one document"),
     ],
@@ -170,6 +171,10 @@ def test_arguments_are_refused_before_anything_is_encoded(
 ) -> None:
     line = fails(["reflection", model, texts, "--seed", "-1"], capsys)
     assert "argument --seed: expected an integer of at least 0, got '-1'" in line
+    line = fails(["reflection", model, texts, "--segments", "1"], capsys)
+    assert "argument --segments: expected an integer of at least 2, got '1'" in line
+    line = fails(["reflection", "no/where", texts, "--limit", "1"], capsys)
+    assert "texts: expected at least two documents, " in line
     plot = ["--plot", str(tmp_path / "plot.png"), "--baskets", "2"]
     line = fails(["attention", model, texts, "--config", "even_chunks", *plot], capsys)
     assert "EvenChunks leaves the model's attention as it is" in line
@@ -215,8 +220,10 @@ def test_baskets_of_documents_of_mixed_length(model: str, tmp_path: Path, capsys
     path.write_text("\n".join(documents([40, 70, 100, 101])))
     arguments = ["attention", model, str(path), "--config", CONFIG, "--plot", str(plot)]
     assert main([*arguments, "--quiet"]) == 0
-    assert "Overall, in the 2 documents of 4 baskets" in capsys.readouterr().out
+    assert "Overall, in documents of 4 baskets (2 here, mean over all layers)" in capsys.readouterr().out
     assert plot.exists()
+    assert main([*arguments[:3], "--quiet"]) == 0  # baskets of 128 tokens
+    assert "a single basket, in which there is nothing to calibrate" in capsys.readouterr().out
     assert main([*arguments, "--baskets", "2", "--quiet"]) == 0
     plot.unlink()
     assert "--baskets: there are documents of [2, 3, 4] baskets, none of 9" in fails(

@@ -120,7 +120,10 @@ def test_plain(arguments: list[str], tmp_path: Path) -> None:
     [
         (["--plain"], "--plain: a plain model has no --strength and no --config"),
         (["--text-field", "text"], "expected 'text', the record has ['_id', 'body']"),
-        (["--devices", "cpu", "cuda:99"], "devices: expected devices of this machine, such as 'cpu' or 'cuda:0', got"),
+        (
+            ["--devices", "cpu", "cuda:99"],
+            "--devices: expected devices of this machine, such as 'cpu' or 'cuda:0', got",
+        ),
         (
             ["--device", "cuda:99"],
             "--device: expected devices of this machine, such as 'cpu' or 'cuda:0', got 'cuda:99'",
