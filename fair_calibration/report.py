@@ -187,7 +187,9 @@ class Summary:
             line = f"  local      in {_spans(layers)} a token sees only those fewer than {window} positions away"
             n_content = window if config.isolate == "none" else window - 1  # that the first token sees
             own_share = config.isolate == "none" or config.isolated_share == "preserve"
-            if config.pooling == "cls" and own_share and n_content <= config.basket_size:
+            # The halves of a document of two baskets have this many tokens or more.
+            least = config.basket_size // 2 + 1 if config.last_basket == "halves" else config.basket_size
+            if config.pooling == "cls" and own_share and n_content <= least:
                 line += "; for the first token that is one basket, so these layers stay as they are"
             lines.append(line)
         return lines

@@ -32,6 +32,7 @@ from tests.core.families import (
     with_pooling,
 )
 from tests.core.model_oracle import oracle, relative_error
+from tests.core.tiny_models import documents
 
 # Relative to the largest value of the embeddings, behind three float32 layers with sharp attention: measured 2e-6.
 TOLERANCE = 2e-5
@@ -102,10 +103,11 @@ def test_a_summary_says_where_nothing_changes() -> None:
     reason = "; for the first token that is one basket, so these layers stay as they are"
     line = "  local      in 1 a token sees only those fewer than 7 positions away"
     assert str(alone.summary()).splitlines()[2] == line + reason
-    for changed in ({"basket_size": 5}, {"pooling": "mean"}, {"isolated_share": "equal"}):
+    texts = [*TEXTS, *documents([9])]  # the last has two halves of 5 tokens, of which the first token sees 6
+    for changed in ({"basket_size": 5}, {"pooling": "mean"}, {"isolated_share": "equal"}, {"last_basket": "halves"}):
         fair = calibrate(load_plain(case), replace(CONFIG, layers=(1,), **changed))
         assert str(fair.summary()).splitlines()[2] == line
-        assert relative_error(encode(fair, TEXTS), encode(load_plain(case), TEXTS)) > TOLERANCE
+        assert relative_error(encode(fair, texts), encode(load_plain(case), texts)) > TOLERANCE
     assert "local" not in str(calibrate(load_plain(case), replace(CONFIG, attention="global")).summary())
 
 
