@@ -79,9 +79,13 @@ def get_tasks(
         revision: The commit of the dataset of a single task on the hub; None means the task's own.
 
     Raises:
+        TypeError: ``tasks`` are not names.
         ValueError: A task is unknown, has none of the languages, or does not take the arguments, or no task is left.
     """
-    names = [BENCHMARK] if tasks is None else [tasks] if isinstance(tasks, str) else list(tasks)
+    given: Any = [BENCHMARK] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
+    names = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"tasks: expected None, a name or names of tasks, got {tasks!r}")
     if not names:
         raise ValueError("tasks: expected at least one name, or None for those of the benchmark, got none")
     if languages is not None and (isinstance(languages, str) or not languages):

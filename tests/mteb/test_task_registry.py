@@ -158,6 +158,9 @@ class TestGetTasks:
     def test_no_tasks(self) -> None:
         with pytest.raises(ValueError, match="tasks: expected at least one name"):
             mteb_fair.get_tasks([])
+        for tasks in (5, [None], [mteb_fair.PositionDemoRetrieval()]):
+            with pytest.raises(TypeError, match="tasks: expected None, a name or names of tasks, got "):
+                mteb_fair.get_tasks(tasks)  # type: ignore[arg-type]
 
     def test_bad_arguments(self, tmp_path: Path) -> None:
         with pytest.raises(
