@@ -95,6 +95,10 @@ class FairEncoder:
         """
         settings = {name: kwargs.pop(name) for name in SETTINGS & set(kwargs)}
         for argument in kwargs:
+            if argument == "passage_size":
+                raise TypeError(
+                    "passage_size: not an argument of FairEncoder; give FairPassageSearch the encoder and it"
+                )
             if argument not in _MODEL_ARGUMENTS:
                 own = inspect.signature(FairEncoder).parameters
                 near = nearest_names(argument, [*SETTINGS, *own, *_MODEL_ARGUMENTS], n=1)
@@ -103,8 +107,6 @@ class FairEncoder:
                     + (f"; did you mean {near[0]!r}?" if near else "")
                 )
         chosen = None if config is None else choose_settings(config, settings, default=FairConfig())
-        if not isinstance(calibrate_untyped, bool):
-            raise TypeError(f"calibrate_untyped: expected True or False, got {calibrate_untyped!r}")
         device = f"cuda:{device}" if isinstance(device, int) else device
         if device is not None:
             check_devices([device], name="device")

@@ -10,7 +10,6 @@ from typing import Any
 from mteb.models.model_implementations import MODEL_REGISTRY
 
 from fair_calibration import FairConfig
-from fair_calibration.nearest_names import nearest_names
 from fair_calibration.settings import Settings, choose_settings, settings_from_dict
 from mteb_fair.encoder import SETTINGS, FairEncoder
 from mteb_fair.loading import check_listed, commit_of, describe_base, is_folder
@@ -54,8 +53,7 @@ def register_model(
     known = {*SETTINGS, *_OPTIONS}
     for option in options:
         if option not in known:
-            near = nearest_names(option, sorted(known), n=1)
-            raise TypeError(f"{option}: not an option of register_model; the nearest one is {near}")
+            raise TypeError(f"{option}: not an option of register_model, which has {sorted(known)}")
     if is_folder(base_model):
         source = str(Path(base_model).resolve())  # found again from any working directory
         if revision is not None:

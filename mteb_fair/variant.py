@@ -54,6 +54,8 @@ class Variant:
             raise ValueError(
                 f"base_name: expected 'organization/name' without '@', ',' and '=' in it, got {self.base_name!r}"
             )
+        if not isinstance(self.calibrate_untyped, bool):
+            raise TypeError(f"calibrate_untyped: expected True or False, got {self.calibrate_untyped!r}")
         for name in ("max_seq_length", "embed_dim", "passage_size"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, validate_positive_int(name, value))

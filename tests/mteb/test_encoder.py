@@ -458,6 +458,8 @@ class TestErrors:
     def test_bad_settings(self, tiny_path: Path, base: SentenceTransformer) -> None:
         with pytest.raises(ValueError, match=r"strength: expected a number in \[0, 1\], got 2"):
             FairEncoder(tiny_path, strength=2)
+        with pytest.raises(TypeError, match="passage_size: not an argument of FairEncoder; give FairPassageSearch"):
+            FairEncoder(tiny_path, passage_size=64)
         with pytest.raises(TypeError, match="calibrate_untyped: expected True or False, got 'no'"):
             FairEncoder(tiny_path, calibrate_untyped="no")  # type: ignore[arg-type]
         for name in ("model", "a/b/c", "a/b@strength=1", "../x"):

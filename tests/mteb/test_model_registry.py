@@ -121,7 +121,8 @@ class TestModels:
     @pytest.mark.parametrize(
         ("model", "options", "message"),
         [
-            ("BAAI/bge-m3", {"strenght": 0.5}, r"strenght: not an option of register_model; .* \['strength'\]"),
+            ("BAAI/bge-m3", {"strenght": 0.5}, r"strenght: not an option of register_model, .* 'strength'"),
+            ("BAAI/bge-m3", {"calibrate_untyped": 1}, "calibrate_untyped: expected True or False, got 1"),
             ("BAAI/bge-m3", {"device": "cpu"}, "device: not an option of register_model"),
             ("BAAI/bge-m3", {"revision": 3}, "revision: expected str, got 3"),
             (None, {}, "base_model: expected a model name or a folder, got NoneType"),
