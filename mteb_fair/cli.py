@@ -133,7 +133,8 @@ def select_tasks(args: argparse.Namespace) -> list[AbsTask]:
     if not tasks:
         given = {"--languages": args.languages, "--task-types": args.task_types, "--categories": args.categories}
         asked = " and ".join(f"{option} {' '.join(values)}" for option, values in given.items() if values)
-        raise ValueError(f"--tasks: no task is left, since none of {args.tasks or 'all tasks'} has {asked}")
+        which = f"none of {args.tasks}" if args.tasks else "no task of MTEB"
+        raise ValueError(f"--tasks: no task is left, since {which} has {asked}")
     for task in tasks:
         if args.eval_splits and not set(args.eval_splits) & set(task.metadata.eval_splits):
             raise ValueError(
