@@ -37,10 +37,11 @@ from ways import GEOMETRIES, SEED, Study, cell, collections, number, study_parse
 
 from fair_evaluation import PositionEvaluation, from_experiment
 from fair_evaluation.position_collections import PositionCollection
-from pyterrier_fair import FairBiEncoder, FairIndex, FairPassages, PositionDataset
+from pyterrier_fair import Dart, FairBiEncoder, FairIndex, FairPassages, PositionDataset
 
 DEPTH = 10  # results of each stage
 PASSAGES = 40  # retrieved, so that 10 documents of at most 4 passages result
+CANDIDATES = 100  # of DART, as in its paper; with fewer than 23 it changes nothing
 NEIGHBOURS = 4  # in the corpus graph of LADR and GAR
 STRENGTHS = {"plain": 0.0, "calibrated": 0.5}
 N_TIMED, N_RUNS = 5, 3
@@ -82,6 +83,7 @@ PIPELINES: dict[str, Callable[[Parts], pt.Transformer]] = {
     "BM25, re-ranked by stored vectors": lambda p: p.bm25 >> p.index.query_encoder() >> p.index.flex().np_scorer(),
     "hybrid (RRF)": lambda p: pta.RRFusion(p.bm25, p.dense),
     "VectorPrf": _prf,
+    f"DART, {CANDIDATES} candidates": lambda p: p.index.retriever(num_results=CANDIDATES) >> Dart(p.index),
     "LADR": lambda p: p.bm25 >> p.index.query_encoder() >> p.index.flex().ladr(NEIGHBOURS, num_results=DEPTH),
     "GAR": lambda p: p.bm25 >> p.index.query_encoder() >> p.index.flex().gar(NEIGHBOURS, num_results=DEPTH),
     "HyDE, given the answer": lambda p: pt.apply.query(lambda q: f"{q['query']} {p.answers[q['qid']]}") >> p.dense,

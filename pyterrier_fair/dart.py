@@ -90,7 +90,13 @@ class Dart(pt.Transformer):
             v.result_frame(extra_columns=columns)
         self._check()
         check_columns(inp, "qid", "docno", *columns)
-        scores, ranks = inp["score"].to_numpy(dtype=np.float64, copy=True), inp["rank"].to_numpy(copy=True)
+        try:
+            scores = inp["score"].to_numpy(dtype=np.float64, copy=True)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"score: expected numbers, got a column of {inp['score'].dtype}: {error}") from error
+        ranks = inp["rank"].to_numpy(copy=True)
+        if ranks.dtype.kind in "iu":
+            ranks = ranks.astype(np.int64)  # a small type might not hold the new ranks
         if (missing := np.flatnonzero(np.isnan(scores))).size:
             row = inp.iloc[missing[0]]
             raise ValueError(f"score: qid {row['qid']!r}, docno {row['docno']!r} has no score (NaN)")
@@ -164,6 +170,8 @@ def _rows_by_query(qids: pd.Series[Any]) -> list[npt.NDArray[np.intp]]:
 def _query_vector(results: pd.DataFrame) -> Array:
     """Returns the vector of the query, float64, after checking that it is the same in all rows."""
     vectors, name = results["query_vec"].tolist(), f"qid {results['qid'].tolist()[0]!r}"
+    if np.ndim(vectors[0]) != 1:
+        raise ValueError(f"query_vec: {name} has a vector of shape {np.shape(vectors[0])}, expected one dimension")
     query: Array = _matrix(vectors[:1], np.size(vectors[0]), "query_vec", [name])[0]
     if not all(vector is vectors[0] or np.array_equal(vector, vectors[0]) for vector in vectors):
         raise ValueError(f"query_vec: {name} has different vectors in its rows; rerank the results of one encoder")
@@ -192,6 +200,8 @@ def _matrix(vectors: Any, dimension: int, what: str, names: list[str]) -> Array:
                 f"{what}: {name} has a vector of shape {np.shape(vector)}, expected ({dimension},) as the query; use "
                 "the vectors of one encoder"
             )
+        if (kind := np.asarray(vector).dtype).kind not in "fiuO":
+            raise ValueError(f"{what}: {name} has values of the type {kind}, expected real numbers")
     matrix: Array = np.stack(vectors).astype(np.float64)
     if (wrong := np.flatnonzero(~np.isfinite(matrix).all(axis=1))).size:
         raise ValueError(f"{what}: {names[wrong[0]]} has NaN or infinite values")

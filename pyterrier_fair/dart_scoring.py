@@ -76,18 +76,35 @@ class DartSettings:
 class DartState:
     """What DART carries from one query to the next: where it starts adapting, and the average that ranks.
 
-    ``DartState()`` is the state before the first query, in which both matrices are the identity. A state is equal to
-    itself alone.
+    ``DartState()`` is the state before the first query, in which both matrices are the identity. Given matrices are
+    copied, as a state changes its own. A state is equal to itself alone.
 
     Attributes:
         w_meta: The matrix from which the next query starts, shape (D, D), float64; (0, 0) before the first query.
         w_ema: The moving average of the adapted matrices, by which documents are ranked; same shape.
         n_queries: The number of queries that have been adapted to.
+
+    Raises:
+        ValueError: The matrices are not square, of one shape and finite, or ``n_queries`` is below 0.
     """
 
     w_meta: Array = field(default_factory=lambda: np.empty((0, 0)))
     w_ema: Array = field(default_factory=lambda: np.empty((0, 0)))
     n_queries: int = 0
+
+    def __post_init__(self) -> None:
+        self.w_meta, self.w_ema = (
+            np.array(matrix, dtype=np.float64, order="C", ndmin=1) for matrix in (self.w_meta, self.w_ema)
+        )
+        shapes = self.w_meta.shape, self.w_ema.shape
+        if shapes[0] != shapes[1] or shapes[0] != (len(self.w_meta.T),) * 2:
+            raise ValueError(
+                f"w_meta, w_ema: expected two square matrices of one shape, got {shapes[0]} and {shapes[1]}"
+            )
+        if not (np.isfinite(self.w_meta).all() and np.isfinite(self.w_ema).all()):
+            raise ValueError("w_meta, w_ema: expected finite numbers, got NaN or infinite values")
+        if self.n_queries < 0:
+            raise ValueError(f"n_queries: expected at least 0, got {self.n_queries}")
 
     def update(self, query: Array, displacement: Array, settings: DartSettings) -> None:
         """Takes in the matrix that was adapted to a query, ``W* = w_meta + outer(query, displacement)``.
@@ -103,12 +120,12 @@ class DartState:
         self.n_queries += 1
 
     def begin(self, dimension: int) -> None:
-        """Makes the two matrices if this is the first query.
+        """Makes the two matrices if there are none yet.
 
         Raises:
             ValueError: The state is of vectors of another dimension.
         """
-        if not self.n_queries:
+        if not self.w_meta.size:
             self.w_meta, self.w_ema = np.eye(dimension), np.eye(dimension)
         elif len(self.w_meta) != dimension:
             raise ValueError(

@@ -23,7 +23,7 @@ from fair_indexing.records import Source, open_source
 from fair_indexing.shards import ShardFolder
 from pyterrier_fair.biencoder import FairBiEncoder, FairQueryEncoder
 from pyterrier_fair.columns import read_records
-from pyterrier_fair.retriever import IndexRetriever
+from pyterrier_fair.retriever import CheckedFlexIndex, IndexRetriever
 
 _META = "pt_meta.json"
 _REFUSED = {
@@ -160,7 +160,8 @@ class FairIndex(pt.Artifact, pt.Indexer):
     def flex(self) -> FlexIndex:
         """Returns the index as a `FlexIndex`, which accepts the vectors of any encoder.
 
-        The sizes of its files and samples of their contents are compared with those recorded by the build.
+        Its ``np_scorer``, ``torch_scorer`` and ``vec_loader`` find documents by docno, and refuse those that it does
+        not have. The sizes of its files and samples of their contents are compared with those recorded by the build.
         ``fair_indexing.check_index(path, full=True)`` compares every byte.
 
         Raises:
@@ -171,7 +172,7 @@ class FairIndex(pt.Artifact, pt.Indexer):
         if (self.path / RECORD).exists():
             check_index(self.path)
         verbose = self.encoder is not None and self.encoder.verbose if self.verbose is None else self.verbose
-        flex = FlexIndex(str(self.path), verbose=verbose)
+        flex = CheckedFlexIndex(str(self.path), verbose=verbose)
         meta = json.loads((self.path / _META).read_text(encoding="utf-8"))
         if meta.get("format") == self.ARTIFACT_FORMAT:  # the same files, but FlexIndex insists on its own name
             flex._meta = meta | {"format": FlexIndex.ARTIFACT_FORMAT}

@@ -1,12 +1,33 @@
-"""`IndexRetriever`: the retrievers of pyterrier_dr, also where a query has one result or no results."""
+"""Cases that pyterrier_dr does not cover: documents that an index lacks, and queries with at most one result."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyterrier as pt
+from pyterrier_dr import FlexIndex
+
+
+class CheckedFlexIndex(FlexIndex):  # type: ignore[misc]
+    """A `FlexIndex` whose ``np_scorer``, ``torch_scorer`` and ``vec_loader`` refuse documents that it does not have.
+
+    pyterrier_dr gives such a document the vector of the last one. And it takes a column ``docid`` for its own, although
+    it may be that of the index of another first stage; here the docno decides.
+    """
+
+    def _load_docids(self, inp: pd.DataFrame) -> npt.NDArray[np.intp]:
+        if "docno" not in inp.columns:
+            return cast("npt.NDArray[np.intp]", super()._load_docids(inp))
+        docids = np.asarray(self.docnos().inv[inp["docno"].to_numpy()])
+        if (unknown := np.flatnonzero(docids < 0)).size:
+            raise ValueError(
+                f"docno: {len(unknown)} documents are not in {self!r}, such as {inp['docno'].iloc[unknown[0]]!r}; "
+                "index them, or leave them out of the results"
+            )
+        return docids
 
 
 class IndexRetriever(pt.Transformer):

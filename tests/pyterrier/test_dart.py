@@ -320,11 +320,19 @@ def change(column: str, row: int, value: Any) -> Callable[[pd.DataFrame], pd.Dat
             "query_vec: qid 'q3' has a vector of shape \\(1, 5\\)",
         ),
         (lambda f: pd.concat([f, f[["score"]]], axis=1), "score: expected one column of this name, got 2"),
+        (lambda f: f.assign(score="high"), "score: expected numbers, got a column of .*'high'"),
+        (change("doc_vec", 10, np.full(5, "a")), "doc_vec: qid 'q0', docno '.*' has values of the type <U1"),
+        (change("doc_vec", 10, np.full(5, 1j)), "doc_vec: qid 'q0', docno '.*' has values of the type complex128"),
     ],
 )
 def test_wrong_values_are_named(results: pd.DataFrame, edit: Callable[[pd.DataFrame], pd.DataFrame], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Dart(None, SETTINGS)(edit(results))
+
+
+def test_ranks_that_a_small_type_cannot_hold(results: pd.DataFrame) -> None:
+    many = pd.concat([results.iloc[:N_DOCS]] * 20, ignore_index=True).astype({"rank": np.int8})
+    assert sorted(Dart(None, SETTINGS)(many)["rank"]) == list(range(20 * N_DOCS))
 
 
 def test_scores_that_overflow_are_an_error(results: pd.DataFrame) -> None:

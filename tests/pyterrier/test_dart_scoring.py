@@ -166,6 +166,34 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         DartState.load(tmp_path / "array.npy")
 
 
+def test_given_matrices_are_copied_and_used() -> None:
+    """One array for both would else be changed twice, and matrices without queries would be replaced."""
+    matrix = np.diag([1.0, 2, 3, 4, 5, 6])
+    both = DartState(matrix, matrix)
+    scores = adapted_scores(unit(1)[0], unit(9), SETTINGS, both)
+    assert np.array_equal(matrix, np.diag([1.0, 2, 3, 4, 5, 6]))
+    assert scores.tolist() == adapted_scores(unit(1)[0], unit(9), SETTINGS, DartState(matrix, matrix, 7)).tolist()
+    assert not np.allclose(scores, adapted_scores(unit(1)[0], unit(9), SETTINGS, DartState()))
+
+
+@pytest.mark.parametrize(
+    ("w_meta", "w_ema", "n_queries", "text"),
+    [
+        (np.ones((5, 3)), np.ones((5, 3)), 1, r"expected two square matrices of one shape, got \(5, 3\)"),
+        (np.eye(3), np.eye(2), 1, "expected two square matrices"),
+        (np.array(1.0), np.array(1.0), 1, "expected two square matrices"),
+        (np.eye(3) * np.nan, np.eye(3), 1, "expected finite numbers"),
+        (np.eye(3), np.eye(3), -1, "n_queries: expected at least 0, got -1"),
+    ],
+)
+def test_what_is_no_state_is_refused(w_meta: Array, w_ema: Array, n_queries: int, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=text):
+        DartState(w_meta, w_ema, n_queries)
+    np.savez(tmp_path / "state.npz", w_meta=w_meta, w_ema=w_ema, n_queries=n_queries)
+    with pytest.raises(ValueError, match=f"is not a state that DartState.save wrote: .*{text}"):
+        DartState.load(tmp_path / "state.npz")
+
+
 def test_a_state_of_another_dimension_is_refused() -> None:
     state = DartState()
     adapted_scores(unit(1)[0], unit(9), SETTINGS, state)

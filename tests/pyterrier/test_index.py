@@ -282,7 +282,7 @@ class TestRetrieval:
         self, built: FairIndex, encoder: FairBiEncoder, topics: pd.DataFrame
     ) -> None:
         pd.testing.assert_frame_equal(built.retriever(encoder.query_encoder())(topics), built.retriever()(topics))
-        with pytest.raises(TypeError, match="encoder: expected a FairBiEncoder, got FlexIndex"):
+        with pytest.raises(TypeError, match="encoder: expected a FairBiEncoder, got CheckedFlexIndex"):
             built.retriever(built.flex())
 
     @pytest.mark.parametrize("file", ["vecs.f4", "docnos.npids", "pt_meta.json", "fair_index.json"])
@@ -388,6 +388,21 @@ class TestArtifact:
         with pytest.raises(AssertionError):
             len(FlexIndex(str(built.path)))
         assert len(FairIndex(built.path).flex()) == len(DOCS)
+
+    def test_documents_that_it_does_not_have(self, built: FairIndex, topics: pd.DataFrame) -> None:
+        """pyterrier_dr would take the last document's vector for them, and the docid of another index for its own."""
+        flex = built.flex()
+        results = built.retriever()(topics).drop(columns="docid")
+        transformers: list[pt.Transformer] = [flex.np_scorer(), flex.torch_scorer(), flex.vec_loader()]
+        for transformer in transformers:
+            scored = transformer(results)
+            other = transformer(results.assign(docid=0))
+            pd.testing.assert_frame_equal(other[scored.columns], scored)
+            with pytest.raises(ValueError, match=r"docno: 1 documents are not in .*index\.flex'\), such as 'other'"):
+                transformer(results.assign(docno=["other", *results["docno"].iloc[1:]]))
+        by_docid = flex.vec_loader()(pd.DataFrame({"docid": [1]}))["doc_vec"].iloc[0]
+        by_docno = flex.vec_loader()(pd.DataFrame({"docno": ["d1"]}))["doc_vec"].iloc[0]
+        assert by_docid.tolist() == by_docno.tolist()
 
     def test_indexes_assembled_by_the_command(self, encoder: FairBiEncoder, tmp_path: Path) -> None:
         done = build(encoder.calibrated_model(), DOCS, tmp_path / "build", strength=encoder.config.strength)
