@@ -120,6 +120,9 @@ def select_tasks(args: argparse.Namespace) -> list[AbsTask]:
     if args.domains and not args.tasks:
         raise ValueError("--domains: expected PosIR or PosIRCrossLingual among the --tasks, got none")
     if args.benchmarks:
+        names = ("tasks", "task_types", "categories", "languages", "eval_splits")
+        if given := [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]:
+            raise ValueError(f"--benchmarks: MTEB would ignore {', '.join(given)}; give one or the other")
         return [task for benchmark in mteb.get_benchmarks(names=args.benchmarks) for task in benchmark.tasks]
     if args.tasks:
         args.tasks = [task.metadata.name for task in get_tasks(args.tasks, domains=args.domains)]

@@ -128,6 +128,10 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["-m", "BAAI/bge-m3", "-t", "PosIR", "--max-seq-length", "0"], "max_seq_length: expected an integer of at"),
         (["-m", "BAAI/bge-m3"], "--tasks: expected names of tasks, or --benchmarks, got neither"),
+        (
+            ["-m", "BAAI/bge-m3", "-b", "PositionFair", "--languages", "eng"],
+            "--benchmarks: MTEB would ignore --languages; give one or the other",
+        ),
         (["-m", "BAAI/bge-m3", "-t", "PosIR", "--device", "99"], "--device: expected devices of this machine"),
         (["-m", "BAAI/bge-m3", "-t", "PosIR", "--batch-size", "0"], "--batch-size: expected an integer of at least 1"),
         (["-m", "BAAI/bge-m3", "-t", "PosIR", "--num-proc", "-1"], "--num-proc: expected an integer of at least 1"),
