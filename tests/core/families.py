@@ -10,6 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+import transformers
+from packaging.version import Version
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -27,7 +29,8 @@ WINDOW = 12
 """Tokens that a layer with a window sees: less than two baskets."""
 INTERFACE = "transformers AttentionInterface, on top of sdpa"
 SOFTMAX = "interception of softmax"
-SDPA = "interception of scaled_dot_product_attention"
+IS_NEW = Version(transformers.__version__) >= Version("5.25")
+"""Whether families are reached as `Family.mechanism` says: Falcon and GPT-J used to compute attention themselves."""
 MODES = {"cls": "cls", "last": "lasttoken", "mean": "mean"}
 _SIZES: dict[str, Any] = {
     "vocab_size": len(SPECIAL_TOKENS) + len(WORDS),
@@ -59,7 +62,7 @@ class Family:
         model_type: transformers' name for it.
         settings: Of its config, beside the sizes.
         cases: The poolings natural for it, each with a side of padding.
-        mechanism: How its attention is reached.
+        mechanism: How its attention is reached with transformers 5.25 and later.
         causal: Whether a token sees only those before it.
         has_window: Whether some of its layers see a window.
         bos: Whether its texts start with a BOS or CLS token.
@@ -186,9 +189,8 @@ _FAMILIES = [
     _decoder("Granite", "granite", {**_GROUPED, "attention_multiplier": 0.3}),
     _decoder("BLOOM", "bloom", {"n_head": 4}, mechanism=SOFTMAX, cases=_EVERY, known_as="SGPT-7B1"),
     _decoder("MPT", "mpt", {"d_model": 32, "n_heads": 4, "n_layers": N_LAYERS}, mechanism=SOFTMAX),
-    # Of transformers 5.24; its eager attention adds the biases twice.
-    _decoder("Falcon, ALiBi", "falcon", {"alibi": True, "multi_query": True}, mechanism=SDPA, eager=False),
-    _decoder("Falcon, rotary", "falcon", {"alibi": False, "multi_query": True}, mechanism=SDPA),
+    _decoder("Falcon, ALiBi", "falcon", {"alibi": True, "multi_query": True}, eager=IS_NEW),  # which added biases twice
+    _decoder("Falcon, rotary", "falcon", {"alibi": False, "multi_query": True}),
     _decoder("GPT-NeoX", "gpt_neox"),
     _decoder(
         "GPT-Neo",

@@ -80,11 +80,18 @@ def lazy_imports(implementation: str, *_: Any, **__: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def pretend_flash_attention() -> Iterator[None]:
-    """A context in which transformers believes that flash attention is installed and runs on CPUs."""
+def pretend_flash_attention(*, is_installed: bool = True) -> Iterator[None]:
+    """A context in which transformers believes that flash attention runs on CPUs.
+
+    Args:
+        is_installed: Whether transformers finds the package, or else only the kernel on the hub.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(modeling_flash_attention_utils, "_lazy_imports", lazy_imports)
         patch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+        # Where the package is missing, transformers replaces its name by that of the kernel on the hub.
+        packages = modeling_flash_attention_utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX
+        patch.setitem(packages[2], "general_availability_check", lambda: is_installed)
         patch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", lambda *_, **__: True)
         yield
     interface._flash_functions.clear()

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from transformers import AttentionInterface, modeling_flash_attention_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import is_kernels_available
 
 from fair_calibration import DocumentCounts, EvenChunks, FairConfig, calibrate, uncalibrate
 from fair_calibration.access import interface
@@ -123,6 +124,16 @@ def test_kernels_of_the_hub(tiny_model: TinyModel) -> None:
     modeling_flash_attention_utils._loaded_implementation = None
     assert HUB_NAME not in ALL_ATTENTION_FUNCTIONS
     assert_close(encode(pickle.loads(pickled)), expected)
+
+
+@pytest.mark.skipif(not is_kernels_available(), reason="needs the package kernels, as transformers 5.25 installs it")
+def test_a_package_that_is_missing_is_replaced_by_a_kernel_of_the_hub(tiny_model: TinyModel) -> None:
+    plain = tiny_model("bert", "cls")
+    expected = encode(calibrate(plain, CONFIG))
+    with pretend_flash_attention(is_installed=False):
+        fair = calibrate(with_flash(plain, unpad=True), CONFIG)
+        assert fair.summary().mechanism == f"transformers AttentionInterface, on top of {HUB_NAME}"
+        assert_close(encode(fair), expected)
 
 
 def test_truncation_is_counted(tiny_model: TinyModel) -> None:

@@ -29,8 +29,6 @@ from transformers import (
     BloomModel,
     DebertaV2Config,
     DebertaV2Model,
-    FalconConfig,
-    FalconModel,
     Gemma2Config,
     Gemma2Model,
     GPTNeoConfig,
@@ -78,20 +76,8 @@ _SIZES: dict[str, Any] = {
 
 
 GPT_NEO_WINDOW = 12
-_INTERCEPTED = {"mpnet", "deberta_v2", "roformer", "bloom", "falcon", "falcon_alibi", "mpt", "openai_gpt", "gpt_neo"}
-_INTERCEPTED |= {"xglm"}
-_CAUSAL = {
-    "qwen3",
-    "qwen3_sliding",
-    "gemma2",
-    "bloom",
-    "falcon",
-    "falcon_alibi",
-    "mpt",
-    "openai_gpt",
-    "gpt_neo",
-    "xglm",
-}
+_INTERCEPTED = {"mpnet", "deberta_v2", "roformer", "bloom", "mpt", "openai_gpt", "gpt_neo", "xglm"}
+_CAUSAL = {"qwen3", "qwen3_sliding", "gemma2", "bloom", "mpt", "openai_gpt", "gpt_neo", "xglm"}
 
 
 def document(n_words: int, seed: int = 0) -> str:
@@ -160,8 +146,6 @@ def _make_intercepted(family: str) -> PreTrainedModel:
         return RoFormerModel(RoFormerConfig(**_SIZES))
     if family == "bloom":
         return BloomModel(BloomConfig(**_SIZES))
-    if family in ("falcon", "falcon_alibi"):
-        return FalconModel(FalconConfig(**_SIZES, alibi=family == "falcon_alibi"))
     sizes = {"vocab_size": _SIZES["vocab_size"]}
     if family == "mpt":
         small = {"d_model": 32, "n_heads": 4, "n_layers": N_LAYERS, "max_seq_len": MAX_LENGTH}

@@ -46,7 +46,7 @@ class Backend:
 
 @pytest.mark.parametrize(
     ("family", "pooling", "when"),
-    [("mpnet", "mean", "before"), ("bert", "cls", "after"), ("falcon", "lasttoken", "after")],
+    [("mpnet", "mean", "before"), ("bert", "cls", "after"), ("bloom", "lasttoken", "after")],
 )
 def test_a_compiled_transformer(family: str, pooling: str, when: str, tiny_model: TinyModel) -> None:
     expected = calibrate(tiny_model(family, pooling), CONFIG).encode(TEXTS)

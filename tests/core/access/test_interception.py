@@ -40,16 +40,20 @@ VISIBLE: dict[str, Visible | Sequence[Visible]] = {
     "roformer": bidirectional,
     "bloom": causal,
     "mpt": causal,
-    "falcon": causal,
-    "falcon_alibi": causal,
+    "own sdpa": causal,  # calls scaled_dot_product_attention, as remote code does
     "xglm": causal,  # whose softmax is over (B * H, L, L)
     "gpt_neo": [causal, windowed, causal, windowed],
     "openai_gpt": causal,  # with -10000 for the future, and float32's minimum for padding
 }
 CASES = [(family, pooling) for family in VISIBLE for pooling in ("cls", "lasttoken", "mean")]
 CASES = [(f, p) for f, p in CASES if p != "cls" or VISIBLE[f] is bidirectional]
-SOME = [("mpnet", "mean"), ("deberta_v2", "cls"), ("bloom", "lasttoken"), ("falcon_alibi", "mean")]
-SDPA = {"falcon", "falcon_alibi"}
+SOME = [("mpnet", "mean"), ("deberta_v2", "cls"), ("bloom", "lasttoken"), ("own sdpa", "mean")]
+
+
+def load(tiny_model: TinyModel, family: str, pooling: str, dtype: torch.dtype = torch.float32) -> SentenceTransformer:
+    if family != "own sdpa":
+        return tiny_model(family, pooling, model_kwargs={"dtype": dtype})
+    return load_own_model("sdpa", pooling, side="left", causal=True).to(dtype)
 
 
 class Pair(NamedTuple):
@@ -62,11 +66,11 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="module")
 def pair(tiny_model: TinyModel) -> Callable[[str, str], Pair]:
     @cache
-    def load(family: str, pooling: str) -> Pair:
-        plain = tiny_model(family, pooling)
+    def load_pair(family: str, pooling: str) -> Pair:
+        plain = load(tiny_model, family, pooling)
         return Pair(plain, calibrate(plain, CONFIG))
 
-    return load
+    return load_pair
 
 
 def encode(model: SentenceTransformer, texts: Sequence[str] = TEXTS, **kwargs: Any) -> Tensor:
@@ -112,7 +116,7 @@ def test_settings_equal_the_reference(
     family: str, pooling: str, settings: dict[str, Any], tiny_model: TinyModel
 ) -> None:
     config = FairConfig(**{"basket_size": 6, **settings})
-    fair = calibrate(tiny_model(family, pooling), config)
+    fair = calibrate(load(tiny_model, family, pooling), config)
     calibrated = encode(fair)
     resolved = config.resolve(pooling.removesuffix("token"))
     assert_close(calibrated, patched_reference(uncalibrate(fair), TEXTS, resolved, visible=VISIBLE[family]), TOLERANCE)
@@ -143,9 +147,9 @@ def test_batch_invariance_and_order(family: str, pooling: str, pair: Callable[[s
     assert min(largest_change(alone[i], alone[j]) for i in range(4) for j in range(i)) > 1e-2  # or order would not show
 
 
-@pytest.mark.parametrize(("family", "pooling"), [("mpnet", "mean"), ("mpnet", "cls"), ("falcon", "lasttoken")])
+@pytest.mark.parametrize(("family", "pooling"), [("mpnet", "mean"), ("mpnet", "cls"), ("own sdpa", "lasttoken")])
 def test_padding_side_invariance(family: str, pooling: str, tiny_model: TinyModel) -> None:
-    fair = calibrate(tiny_model(family, pooling), CONFIG)
+    fair = calibrate(load(tiny_model, family, pooling), CONFIG)
     embeddings = []
     for side in ("left", "right"):
         fair.tokenizer.padding_side = side
@@ -166,7 +170,7 @@ def test_gradients_equal_the_reference(family: str, pooling: str, tiny_model: Ti
     texts = documents([50, 3, 30])  # of which one is left as it is
     gradients = []
     for with_reference in (False, True):
-        fair = calibrate(tiny_model(family, pooling), CONFIG)
+        fair = calibrate(load(tiny_model, family, pooling), CONFIG)
         if with_reference:
             model, resolved = uncalibrate(fair), CONFIG.resolve(pooling.removesuffix("token"))
             embeddings = patched_reference(model, texts, resolved, visible=VISIBLE[family], gradients=True)
@@ -187,8 +191,8 @@ def test_gradients_equal_the_reference(family: str, pooling: str, tiny_model: Ti
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize(("family", "pooling"), [*SOME, ("mpt", "mean")])
 def test_low_precision(family: str, pooling: str, autocast: bool, dtype: torch.dtype, tiny_model: TinyModel) -> None:
-    full = tiny_model(family, pooling)
-    plain = full if autocast else tiny_model(family, pooling, model_kwargs={"dtype": dtype})
+    full = load(tiny_model, family, pooling)
+    plain = full if autocast else load(tiny_model, family, pooling, dtype)
     exact, exact_plain = encode(calibrate(full, CONFIG)), encode(full)
     with torch.autocast("cpu", dtype=dtype, enabled=autocast):
         fair = calibrate(plain, CONFIG)
@@ -203,8 +207,8 @@ def test_low_precision(family: str, pooling: str, autocast: bool, dtype: torch.d
 @pytest.mark.parametrize(("family", "pooling"), [("mpt", "mean"), ("deberta_v2", "cls")])
 def test_a_cast_after_calibration(family: str, pooling: str, tiny_model: TinyModel) -> None:
     # These fill in the minimum of the dtype, which was another one when the model was calibrated.
-    fair = calibrate(tiny_model(family, pooling), CONFIG).half()
-    cast_before = calibrate(tiny_model(family, pooling, model_kwargs={"dtype": torch.float16}), CONFIG)
+    fair = calibrate(load(tiny_model, family, pooling), CONFIG).half()
+    cast_before = calibrate(load(tiny_model, family, pooling, torch.float16), CONFIG)
     assert torch.equal(encode(fair), encode(cast_before))
 
 
@@ -232,23 +236,22 @@ def test_threads(tiny_model: TinyModel) -> None:
 @pytest.mark.parametrize("family", VISIBLE)
 def test_the_summary_names_the_mechanism(family: str, pair: Callable[[str, str], Pair]) -> None:
     summary = pair(family, "mean").fair.summary()
-    function = "scaled_dot_product_attention" if family in SDPA else "softmax"
+    function = "scaled_dot_product_attention" if family == "own sdpa" else "softmax"
     assert summary.mechanism == f"interception of {function}"
     assert f"  mechanism  interception of {function}\n" in str(summary)
-    assert summary.n_layers == 4
+    assert summary.n_layers == (3 if family == "own sdpa" else 4)
     assert len(set(summary.modules)) == 1
     assert "Attention" in summary.modules[0]
 
 
-def test_a_changed_implementation_is_noticed(tiny_model: TinyModel) -> None:
-    fair = calibrate(tiny_model("falcon", "mean"), CONFIG)
-    fair[0].model.config._attn_implementation_internal = "eager"
-    with pytest.raises(ValueError, match="FalconModel made 0 attention calls instead of the 4 recorded"):
+def test_a_changed_implementation_is_noticed() -> None:
+    fair = calibrate(load_own_model("sdpa"), CONFIG)
+    fair[0].model.config.attention = "torch.softmax"
+    with pytest.raises(ValueError, match="OwnModel made 0 attention calls instead of the 3 recorded"):
         fair.encode(TEXTS)
-    eager = tiny_model("falcon", "mean", model_kwargs={"attn_implementation": "eager"})
-    by_softmax = calibrate(eager, CONFIG)
+    by_softmax = calibrate(fair, CONFIG)
     assert by_softmax.summary().mechanism == "interception of softmax"
-    assert_close(encode(by_softmax), encode(calibrate(tiny_model("falcon", "mean"), CONFIG)), TOLERANCE)
+    assert_close(encode(by_softmax), encode(calibrate(load_own_model("sdpa"), CONFIG)), TOLERANCE)
 
 
 def test_an_error_ends_the_interception(tiny_model: TinyModel) -> None:
