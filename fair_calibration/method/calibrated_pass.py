@@ -67,6 +67,13 @@ class CalibratedPass:
             return self.baskets.segment_of_key.shape[1]
         return sum(stop - first for first, stop in self.baskets.valid)
 
+    def _check_device(self, name: str, device: torch.device) -> None:
+        if device != self.baskets.pooled.device:
+            raise ValueError(
+                f"{name} runs on {device}, but the batch is on {self.baskets.pooled.device}: a model that is spread "
+                "over several devices cannot be calibrated; load it onto one device, without device_map"
+            )
+
     def _calibrate_unpadded(self, output: Tensor, call: FusedCall, offsets: Tensor) -> Tensor:
         """Returns the output with every row calibrated, for a batch without padding. Padded copies are made."""
         length = self.baskets.segment_of_key.shape[1]
@@ -78,7 +85,8 @@ class CalibratedPass:
         """Runs one softmax, and calibrates its weights if its layer is a calibrated one.
 
         Raises:
-            ValueError: The kernel is "triton", which computes attention as a whole.
+            ValueError: The kernel is "triton", which computes attention as a whole, or the layer runs on another
+                device than the batch.
         """
         if self.kernel == "triton":
             raise ValueError(
@@ -87,6 +95,7 @@ class CalibratedPass:
             )
         weights = call.softmax()
         if self._next_is_calibrated():
+            self._check_device(call.name, weights.device)
             if weights.requires_grad:
                 weights = weights.clone()  # softmax needs its unchanged result in the backward pass
             with torch.autocast(weights.device.type, enabled=False):
@@ -106,8 +115,8 @@ class CalibratedPass:
             The output (B, L, H, D_v), and the attention weights. The latter are None for a calibrated layer.
 
         Raises:
-            ValueError: The call is to be calibrated, but does not attend over the tokens of the batch, or the kernel
-                cannot compute it.
+            ValueError: The call is to be calibrated, but does not attend over the tokens of the batch, runs on another
+                device than the batch, or the kernel cannot compute it.
         """
         if not self._next_is_calibrated():
             return call.run_plain()
@@ -117,6 +126,7 @@ class CalibratedPass:
                 f"{call.name} attends from {call.query.shape[2]} to {n_keys} positions, "
                 f"but the batch has {length} tokens: this attention cannot be calibrated"
             )
+        self._check_device(call.name, call.query.device)
         every_row, every_sequence = self.config.pooling == "mean", all(self.baskets.is_calibrated)
         if every_sequence and (every_row or (self.rows is not None and self.rows.has_begun)):
             # The plain attention need not run, since all rows that are read later are overwritten. Rows of padding are

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fair_calibration.access.attention_bias import AttentionBias
+from fair_calibration.access.attention_call import SoftmaxCall
 from fair_calibration.method import all_rows, pooled_row
 from fair_calibration.method.calibrated_pass import CalibratedPass
 from tests.core.cases import MASKS, Case, assert_close, make_case, masked_variants
@@ -117,3 +118,16 @@ def test_has_same_masks() -> None:
     ):
         assert not bias.has_same_masks(other)
         assert not other.has_same_masks(bias)
+
+
+def test_a_layer_on_another_device_is_refused() -> None:
+    """As happens to models whose layers are spread over several GPUs by ``device_map``."""
+    case = make_case((13, 5), pooling="cls").to(torch.float32)
+    call, problem = case.call(), "Attention runs on meta, but the batch is on cpu: a model that is spread over several"
+    fused = replace(call, query=call.query.to("meta"), key=call.key.to("meta"), value=call.value.to("meta"))
+    with pytest.raises(ValueError, match=problem):
+        CalibratedPass(frozenset({0}), case.baskets, case.config).attend(fused)
+    logits = torch.zeros(2, 1, 13, 13, device="meta")
+    softmax = SoftmaxCall("Attention", logits, lambda: logits.softmax(-1), hidden_below=-1e30)
+    with pytest.raises(ValueError, match=problem):
+        CalibratedPass(frozenset({0}), case.baskets, case.config).weigh(softmax)

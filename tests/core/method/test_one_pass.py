@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -170,19 +172,44 @@ def test_mixed_dtypes_and_layouts() -> None:
     assert_close(run_kernel(strided)[case.rows()], expected, 2e-5)
 
 
+def replace_kernel(monkeypatch: pytest.MonkeyPatch, launch: Callable[[tuple[int, ...]], object]) -> None:
+    """Calls ``launch`` with the grid instead of launching the kernel."""
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *_, **__: launch(grid)
+
+    kernel_module = pytest.importorskip("fair_calibration.method.one_pass_kernel")
+    monkeypatch.setattr(kernel_module, "one_pass", Kernel())
+    monkeypatch.setattr(one_pass, "_is_interpreted", lambda: True)
+
+
+def test_the_device_of_the_tensors_is_the_current_one_at_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, which the process of a second GPU need not have set."""
+    case = make_case((13, 5), pooling="cls").to(torch.float32)
+    call = case.call()
+    entered: list[torch.Tensor] = []
+    current: list[torch.Tensor] = []
+
+    @contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        entered.append(tensor)
+        yield
+        entered.clear()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    replace_kernel(monkeypatch, lambda _: current.extend(entered))
+    OnePass(case.baskets, case.config).calibrate(case.plain(), call)
+    assert len(current) == 1
+    assert current[0] is call.query
+
+
 def test_a_layer_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """What depends on the batch is computed in the first layer; the others launch the kernel and nothing else."""
     case = masked_variants(make_case((13, 5), pooling="cls").to(torch.float32))["bool"]
     this, call = OnePass(case.baskets, case.config), case.call()
     launches: list[tuple[int, ...]] = []
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *_, **__: launches.append(grid)
-
-    kernel_module = pytest.importorskip("fair_calibration.method.one_pass_kernel")
-    monkeypatch.setattr(kernel_module, "one_pass", Kernel())
-    monkeypatch.setattr(one_pass, "_is_interpreted", lambda: True)
+    replace_kernel(monkeypatch, launches.append)
     output = case.plain()
     this.calibrate(output, call)
     with _CountedOps() as ops:
